@@ -1,0 +1,1 @@
+"""Train a language model by policy gradient on any score."""

@@ -1,0 +1,21 @@
+"""What a user can cause, as one short message: what was given, what was needed, what to do."""
+
+from difflib import get_close_matches
+
+
+class InputError(ValueError):
+    """Wrong input. The command line prints the message alone and exits with code 2."""
+
+
+class RewardError(InputError):
+    """A reward function failed or returned something that is not a score. The run stops and can be resumed."""
+
+
+class NotAvailableError(InputError):
+    """A key, preset or quantity that the design names and this version does not build."""
+
+
+def did_you_mean(word: str, known: list[str]) -> str:
+    """' Did you mean "x"?' for the closest of `known`, or an empty string."""
+    close = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f' Did you mean "{close[0]}"?' if close else ""

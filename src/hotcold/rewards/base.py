@@ -1,0 +1,34 @@
+"""What is scored, and what a score is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Scorable:
+    """One response to score."""
+
+    prompt: str | list[dict[str, Any]]  # as in the data: text, or messages
+    completion: str
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    columns: dict[str, Any]  # every other column of the prompt's row
+    truncated: bool = False
+    row: int = -1  # row of the data file, for messages
+
+
+@dataclass(frozen=True)
+class Score:
+    total: float | None  # weighted sum; None: no score
+    parts: dict[str, float | None] = field(default_factory=dict)  # by reward function
+    steps: tuple[tuple[int, float], ...] = ()  # intermediate rewards: (index of the response token, value)
+
+
+class Scorer(Protocol):
+    names: tuple[str, ...]  # of the reward functions, unique
+
+    def score(self, items: Sequence[Scorable]) -> list[Score]:
+        """One score for each item, in order; raises RewardError naming function, row and value."""
