@@ -1,0 +1,71 @@
+"""What an algorithm must be, checked once before a run; the same for ours and a user's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hotcold.algorithms.base import QUANTITIES, READS, Algorithm, Objective, Plan
+from hotcold.algorithms.losses import policy_gradient_loss
+from hotcold.errors import InputError, NotAvailableError
+
+BUILT_READS = frozenset({"logp_old", "greedy_rewards"})
+BUILT_QUANTITIES = frozenset({"logp", "entropy"})
+
+
+def check_algorithm(algorithm: Algorithm, prompts_per_step: int | None) -> None:
+    """Raise InputError where the algorithm cannot run as configured. `prompts_per_step` is None for replayed rows."""
+    name = type(algorithm).__name__
+    for member in ("plan", "reads", "objectives", "state", "keep", "credit"):
+        if not hasattr(algorithm, member):
+            raise InputError(f"{name} has no `{member}`: an algorithm has plan, reads, objectives, state, keep, credit.")
+    _known(name, "reads", algorithm.reads, READS, BUILT_READS)
+    if not algorithm.objectives:
+        raise InputError(f"{name} has no objective: nothing would be trained.")
+    for objective in algorithm.objectives:
+        _check_objective(name, objective, algorithm.plan, prompts_per_step)
+    if algorithm.plan is None:
+        raise NotAvailableError(f"{name} takes its rows from a dataset (plan is None): not available yet.")
+    _check_plan(name, algorithm.plan, algorithm.reads)
+
+
+def _known(name: str, where: str, given: Any, known: frozenset[str], built: frozenset[str]) -> None:
+    for quantity in sorted(given):
+        if quantity not in known:
+            raise InputError(f"{name}: {where} names {quantity!r}; known are {', '.join(sorted(known))}.")
+        if quantity not in built:
+            raise NotAvailableError(f"{name}: {where} names {quantity!r}, which is not available yet.")
+
+
+def _check_plan(name: str, plan: Plan, reads: frozenset[str]) -> None:
+    if plan.group_size < 1:
+        raise InputError(f"{name}: group_size={plan.group_size}, at least 1 response per prompt is needed.")
+    if plan.refill < 0:
+        raise InputError(f"{name}: refill={plan.refill}, give 0 or more.")
+    if "greedy_rewards" in reads and not plan.greedy:
+        raise InputError(f"{name} reads greedy_rewards but its plan does not sample them: set Plan(greedy=True).")
+
+
+def _check_objective(name: str, objective: Objective, plan: Plan | None, prompts_per_step: int | None) -> None:
+    _known(name, "needs", objective.needs, QUANTITIES, BUILT_QUANTITIES)
+    if objective.model != "policy":
+        raise NotAvailableError(f"{name} trains a {objective.model}: not available yet, only the policy is trained.")
+    if objective.epochs < 1 or objective.minibatches < 1:
+        raise InputError(f"{name}: epochs and minibatches are at least 1, not {objective.epochs}, {objective.minibatches}.")
+    steps = objective.epochs * objective.minibatches
+    if steps > 1 and objective.on_policy and objective.loss is policy_gradient_loss:
+        raise InputError(
+            f"{name}: {steps} optimiser steps on one batch with policy_gradient, which is right for one.\n"
+            "Use objective=importance_weighted or objective=clipped_surrogate, or one epoch and one minibatch."
+        )
+    if plan is None or prompts_per_step is None:
+        return
+    rows = prompts_per_step * plan.group_size
+    if rows % objective.minibatches:
+        raise InputError(
+            f"minibatches={objective.minibatches} does not divide the {rows} responses of a step "
+            f"({prompts_per_step} prompts x {plan.group_size}): use one of {_divisors(rows)}."
+        )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, min(number, 64) + 1) if number % n == 0)
