@@ -92,9 +92,7 @@ class Batch:
         return replace(self, **changes, extras={name: cut(value) for name, value in self.extras.items()})
 
     def to(self, device: torch.device | str) -> Batch:
-        changes = {
-            f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)
-        }
+        changes = {f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
         return replace(self, **changes, extras={name: value.to(device) for name, value in self.extras.items()})
 
     @property
@@ -139,7 +137,9 @@ def collate(rollouts: Sequence[Rollout], pad_id: int = 0, dtype: torch.dtype = t
         truncated=torch.tensor([r.truncated for r in rollouts], dtype=torch.bool),
         version=torch.tensor([r.version for r in rollouts], dtype=torch.long),
         logp_sampler=logp_sampler if logp_sampler is None else torch.where(mask, logp_sampler, 0.0),
-        greedy_rewards=None if None in greedy or not greedy else torch.tensor(greedy, dtype=dtype),
+        greedy_rewards=None
+        if all(g is None for g in greedy)
+        else torch.tensor([nan if g is None else g for g in greedy], dtype=dtype),
     )
 
 

@@ -17,7 +17,9 @@ def check_algorithm(algorithm: Algorithm, prompts_per_step: int | None) -> None:
     name = type(algorithm).__name__
     for member in ("plan", "reads", "objectives", "state", "keep", "credit"):
         if not hasattr(algorithm, member):
-            raise InputError(f"{name} has no `{member}`: an algorithm has plan, reads, objectives, state, keep, credit.")
+            raise InputError(
+                f"{name} has no `{member}`: an algorithm has plan, reads, objectives, state, keep, credit."
+            )
     _known(name, "reads", algorithm.reads, READS, BUILT_READS)
     if not algorithm.objectives:
         raise InputError(f"{name} has no objective: nothing would be trained.")
@@ -50,7 +52,9 @@ def _check_objective(name: str, objective: Objective, plan: Plan | None, prompts
     if objective.model != "policy":
         raise NotAvailableError(f"{name} trains a {objective.model}: not available yet, only the policy is trained.")
     if objective.epochs < 1 or objective.minibatches < 1:
-        raise InputError(f"{name}: epochs and minibatches are at least 1, not {objective.epochs}, {objective.minibatches}.")
+        raise InputError(
+            f"{name}: epochs and minibatches are at least 1, not {objective.epochs}, {objective.minibatches}."
+        )
     steps = objective.epochs * objective.minibatches
     if steps > 1 and objective.on_policy and objective.loss is policy_gradient_loss:
         raise InputError(

@@ -49,7 +49,8 @@ class REINFORCE:
         return {}
 
     def keep(self, batch: Batch) -> Tensor:
-        return keep_where_baseline_exists(batch, self.baseline)
+        keep = keep_where_baseline_exists(batch, self.baseline)
+        return keep if batch.greedy_rewards is None else keep & ~batch.greedy_rewards.isnan()
 
     def credit(self, batch: Batch, state: dict[str, float]) -> tuple[Batch, dict[str, float]]:
         return returns_minus(batch, self.baseline.rows(batch), self.gamma), state

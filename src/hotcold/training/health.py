@@ -1,0 +1,60 @@
+"""Notes on a run that goes nowhere, each with its evidence and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+PATIENCE = 3  # steps in a row before a note
+
+
+def notes(history: Sequence[dict[str, Any]]) -> list[str]:
+    """What to say after the last of `history` (metrics of consecutive steps); each note appears once per spell."""
+    return [text for rule in (_no_signal, _collapsed) if (text := rule(history))]
+
+
+def first_step_note(metrics: dict[str, Any]) -> str | None:
+    """A loss near 0 at the first step looks like a fault and is none (E01)."""
+    loss, norm = metrics.get("loss"), metrics.get("grad_norm")
+    if loss is None or not norm or abs(loss) > 1e-3 or norm < 100 * abs(loss):
+        return None
+    return (
+        f"the loss is {loss:.1e} by construction: advantages that are centred in their group cancel in the value of "
+        f"the loss, not in its gradient (norm {norm:.2g}). Watch the reward, not the loss."
+    )
+
+
+def _no_signal(history: Sequence[dict[str, Any]]) -> str | None:
+    share = _spell(history, "frac_reward_zero_std", lambda v: v >= 1.0)
+    if share is None:
+        return None
+    truncated = history[-1].get("completions/truncated") or 0.0
+    cause = (
+        f"{truncated:.2f} of the responses hit the length limit: raise max_tokens"
+        if truncated > 0.5
+        else "the scores within each group are all equal: try a larger group_size, easier prompts or a finer score"
+    )
+    return (
+        f"{PATIENCE} steps without any signal (zero-variance groups 1.00, truncated {truncated:.2f}, reward "
+        f"{history[-1].get('reward')}): nothing is learnt. {cause}."
+    )
+
+
+def _collapsed(history: Sequence[dict[str, Any]]) -> str | None:
+    entropy = _spell(history, "entropy", lambda v: v < 0.01)
+    if entropy is None:
+        return None
+    distinct = history[-1].get("completions/distinct")
+    share = "" if distinct is None else f", distinct responses {distinct:.2f}"
+    return (
+        f"the policy hardly varies any more (entropy {entropy:.1e} nats per token{share}): without different "
+        "responses there is nothing to compare. If the reward is not high, lower the learning rate."
+    )
+
+
+def _spell(history: Sequence[dict[str, Any]], key: str, bad: Any) -> float | None:
+    """The last value of `key`, when it has just been bad for PATIENCE steps in a row."""
+    values = [m.get(key) for m in history[-PATIENCE - 1 :]]
+    is_bad = [v is not None and bad(v) for v in values]
+    just_now = len(is_bad) >= PATIENCE and all(is_bad[-PATIENCE:]) and not (len(is_bad) > PATIENCE and is_bad[0])
+    return values[-1] if just_now else None

@@ -1,0 +1,189 @@
+"""The one loop: collect, score, credit, update, record. It names no algorithm, engine or sampler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from hotcold.algorithms.base import Algorithm
+from hotcold.batch import Rollout, collate
+from hotcold.engines.base import Engine
+from hotcold.errors import RewardError
+from hotcold.optim import rate_at
+from hotcold.training.collect import Collected, RolloutSource, kept
+from hotcold.training.console import Console, duration
+from hotcold.training.evaluate import Evaluation, Evaluator, timed
+from hotcold.training.health import first_step_note, notes
+from hotcold.training.metrics import rollout_metrics
+from hotcold.training.update import UpdateSettings, update
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    steps: int
+    learning_rate: float
+    warmup_steps: int
+    update: UpdateSettings
+    save_every: int  # 0: only at the end
+    eval_every: int  # 0: only before and after
+    stop_at: float | None = None  # end early once the held-out greedy score reaches it
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is: everything beside parameters and optimiser that a resumed run needs. JSON in the checkpoint."""
+
+    step: int = 0  # steps done
+    position: int = 0  # in the prompt order
+    version: int = 0  # optimiser steps taken, as the version of the parameters
+    algorithm: dict[str, float] = field(default_factory=dict)
+    before: dict[str, Any] = field(default_factory=dict)  # summary of the evaluation before the first step
+    best: float | None = None  # best held-out greedy score so far
+    best_step: int | None = None
+
+
+class Record(Protocol):
+    """What the loop writes to; the run folder."""
+
+    attempt: int
+
+    def append_metrics(self, row: dict[str, Any]) -> None: ...
+    def write_rollouts(self, step: int, rollouts: Sequence[Rollout]) -> None: ...
+    def write_eval(self, name: str, content: Any) -> None: ...
+
+
+@dataclass
+class Loop:
+    algorithm: Algorithm
+    engine: Engine
+    source: RolloutSource
+    evaluator: Evaluator | None
+    record: Record
+    settings: LoopSettings
+    console: Console
+    refresh: Callable[[int], None]  # hands new parameters to the sampler
+    save: Callable[[Progress], None]  # a checkpoint of this state
+    reward_names: Sequence[str] = ()
+    seconds_saving: float = 0.0  # the last checkpoint's, reported with the next step
+
+    def run(self, progress: Progress) -> tuple[Progress, Evaluation | None]:
+        """Steps from `progress` to the end; the last state and the last evaluation."""
+        history: list[dict[str, Any]] = []
+        evaluation: Evaluation | None = None
+        if progress.step == 0 and self.evaluator is not None:
+            evaluation, seconds = timed(self.evaluator, self.console.stage)
+            progress = self._evaluated(progress, evaluation)
+            progress = replace(progress, before=evaluation.summary())
+            self.console.quiet_stage()
+            self.console.say(f"held-out before training: greedy {evaluation.greedy}  [{seconds:.1f} s]")
+        while progress.step < self.settings.steps and not self._reached(evaluation):
+            progress, metrics, evaluation = self._step(progress)
+            history = [*history[-20:], metrics]
+            self._report(history, metrics)
+        if progress.step > 0 and evaluation is None and self.evaluator is not None:
+            evaluation, _ = timed(self.evaluator, self.console.stage)
+            progress = self._evaluated(progress, evaluation)
+            self.console.quiet_stage()
+        return progress, evaluation
+
+    def _step(self, progress: Progress) -> tuple[Progress, dict[str, Any], Evaluation | None]:
+        start = time.perf_counter()
+        number = progress.step + 1
+        collected = self._collect(progress)
+        self.record.write_rollouts(number, collected.rollouts)
+        batch = collate(collected.rollouts)
+        batch = batch.select(kept(batch, self.algorithm))
+        self.console.stage("updating", 0, 0)
+        mark = time.perf_counter()
+        rate = self._rate(number)
+        _, state, done = update(
+            batch, self.algorithm, progress.algorithm, self.engine, self.settings.update, number, lambda _: rate
+        )
+        seconds = {**collected.seconds, "update": time.perf_counter() - mark}
+        progress = replace(
+            progress,
+            step=number,
+            position=collected.position,
+            version=progress.version + len(done.losses) - done.num_nonfinite_steps,
+            algorithm=state,
+        )
+        self.refresh(progress.version)
+        evaluation = None
+        if self._due(self.settings.eval_every, number) and self.evaluator is not None:
+            evaluation, seconds["eval"] = timed(self.evaluator, self.console.stage)
+            progress = self._evaluated(progress, evaluation)
+        metrics = self._metrics(number, collected, len(batch), rate, seconds, time.perf_counter() - start)
+        metrics.update(done.summary())
+        if evaluation is not None:
+            metrics.update(evaluation.summary())
+        self.record.append_metrics(metrics)
+        if self._due(self.settings.save_every, number) or self._reached(evaluation):
+            self._timed_save(progress)
+        return progress, metrics, evaluation
+
+    def _timed_save(self, progress: Progress) -> None:
+        """After the step's metrics, so that a checkpoint never knows a step that the record does not."""
+        mark = time.perf_counter()
+        self.save(progress)
+        self.seconds_saving = time.perf_counter() - mark
+
+    def _collect(self, progress: Progress) -> Collected:
+        try:
+            return self.source.collect(self.algorithm, progress.position, progress.version, self.console.stage)
+        except RewardError:
+            self.console.quiet_stage()
+            if progress.step > 0:
+                self.save(progress)
+            raise
+
+    def _metrics(
+        self, number: int, collected: Collected, num_kept: int, rate: float, seconds: dict[str, float], total: float
+    ) -> dict[str, Any]:
+        rollouts = collected.rollouts
+        num_tokens = sum(len(r.response_ids) for r in rollouts)
+        return {
+            "step": number,
+            "attempt": self.record.attempt,
+            **rollout_metrics(rollouts, self.reward_names),
+            "rows/dropped": len(rollouts) - num_kept,
+            "groups/refilled": collected.num_refilled,
+            "learning_rate": rate,
+            "tokens_per_second": num_tokens / total if total > 0 else None,
+            **{f"time/{name}": value for name, value in seconds.items()},
+            "time/save": self.seconds_saving,
+            "time/step": total,
+        }
+
+    def _rate(self, number: int) -> float:
+        return rate_at(number, self.settings.learning_rate, self.settings.warmup_steps)
+
+    def _report(self, history: Sequence[dict[str, Any]], metrics: dict[str, Any]) -> None:
+        times = [m["time/step"] for m in history]
+        left = (self.settings.steps - metrics["step"]) * sum(times) / len(times)
+        self.console.step(metrics, self.settings.steps, left)
+        if len(history) == 1:
+            self.console.say(f"about {duration(left)} for the remaining steps at {times[0]:.1f} s each")
+            if note := first_step_note(metrics):
+                self.console.say(note)
+        for text in notes(history):
+            self.console.warn(text)
+        if metrics["optimizer_steps/nonfinite"]:
+            self.console.warn(f"step {metrics['step']}: a gradient was not finite; its update was skipped")
+
+    def _evaluated(self, progress: Progress, evaluation: Evaluation) -> Progress:
+        content = {"step": progress.step, **evaluation.summary(), "rows": evaluation.rows}
+        self.record.write_eval(f"step_{progress.step:06d}", content)
+        mean = evaluation.greedy.mean if evaluation.greedy else None
+        if mean is not None and (progress.best is None or mean > progress.best):
+            return replace(progress, best=mean, best_step=progress.step)
+        return progress
+
+    def _due(self, every: int, number: int) -> bool:
+        return number == self.settings.steps or (every > 0 and number % every == 0)
+
+    def _reached(self, evaluation: Evaluation | None) -> bool:
+        if self.settings.stop_at is None or evaluation is None or evaluation.greedy is None:
+            return False
+        return evaluation.greedy.mean >= self.settings.stop_at
