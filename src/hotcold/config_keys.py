@@ -1,0 +1,193 @@
+"""The keys a user may write: one table for --help, the docs and "did you mean". No torch, no pydantic."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from hotcold.algorithms.presets import PRESETS
+from hotcold.errors import InputError, NotAvailableError, did_you_mean
+from hotcold.foreign_keys import find_foreign, translation
+
+
+@dataclass(frozen=True)
+class Key:
+    name: str
+    default: str  # as shown
+    meaning: str
+
+
+MODEL = Key("model", "-", "a Hugging Face folder, a hub name, a .gguf file, or smollm2")
+DATA = (
+    Key("data", "-", "prompts: .jsonl .json .parquet .csv, FILE.py:FUNCTION, a reasoning-gym task (long: data.path)"),
+    Key("data.prompt", "found by habit", "column of the prompt: text or messages"),
+    Key("data.split", "-", "part of a named data set"),
+    Key("data.chat", "auto", "true wraps text in the chat template, false never does (short: chat)"),
+    Key("data.too_long", "error", "a prompt that leaves no room in the context: error or drop"),
+)
+REWARD = (
+    Key("reward", "-", "FILE.py:NAME, FILE.py (its function `reward` or its only one), or a list"),
+    Key("reward_weights", "1 each", "one number for each reward"),
+)
+SEED = Key("seed", "0", "fixes every random number")
+DEVICE = (
+    Key("device", "auto", "auto, cpu, cuda, cuda:1, mps"),
+    Key("threads", "auto", "CPU threads of torch"),
+)
+MAX_TOKENS = Key("max_tokens", "auto: 512, 128 on a CPU", "longest response, in tokens")
+STOP = Key("stop", "-", "a text or a list of texts that end a response; sampled ids are kept, the text is cut")
+TRUNCATING = (
+    Key("top_p", "1.0", "sample from the likeliest tokens that hold this much probability"),
+    Key("top_k", "0", "sample from this many likeliest tokens; 0 is all"),
+    Key("min_p", "0.0", "sample from tokens at least this likely, relative to the likeliest"),
+)
+
+TRAIN_KEYS: dict[str, tuple[Key, ...]] = {
+    "What": (
+        Key("algorithm", "-", f"{', '.join(PRESETS)}, or FILE.py:CLASS; written first without `algorithm=`"),
+        MODEL,
+        *DATA,
+        *REWARD,
+    ),
+    "How much": (
+        Key("steps", "100", "batches of prompts; each is sampled, scored and learnt from"),
+        Key("prompts_per_step", "16", "prompts in a batch; the batch has prompts_per_step x group_size responses"),
+        Key("group_size", "8", "responses to each prompt"),
+        Key("epochs_per_batch", "1", "passes over a batch's responses"),
+        Key("minibatches", "1", "optimiser steps in a pass; divides the number of responses"),
+        Key("stop_at", "off", "end when greedy held-out accuracy reaches this (0 to 1)"),
+    ),
+    "Optimiser": (
+        Key("learning_rate", "auto: 1e-5 below 0.5 B parameters, 1e-6 above", "0 or more; at 0 nothing is learnt"),
+        Key("warmup_steps", "3", "steps over which the rate rises; then it is constant"),
+        Key("max_grad_norm", "auto: 1.0, none where weighting is sum_per_response", "clip the gradient; none is off"),
+        Key("optimizer", "adamw", "adamw, or sgd: a plain step without warm-up, clip or decay"),
+    ),
+    "Sampling": (
+        Key("temperature", "1.0", "above 0; log-probabilities are taken at this temperature too"),
+        MAX_TOKENS,
+        STOP,
+        Key("top_p", "1.0", "only 1.0 in training; eval and sample take others"),
+        Key("top_k", "0", "only 0 in training; eval and sample take others"),
+        Key("min_p", "0.0", "only 0 in training; eval and sample take others"),
+        Key("truncated", "keep", "a response cut at max_tokens counts like any other"),
+        Key("sampler", "transformers", "transformers, or replay:FILE.parquet to train on given ids and rewards"),
+    ),
+    "Algorithm": (
+        Key("baseline", "batch_mean (reinforce)", "none, batch_mean, leave_one_out, greedy"),
+        Key("scale_by_std", "true (grpo)", "divide advantages by the group's standard deviation"),
+        Key(
+            "objective",
+            "policy_gradient (reinforce, rloo)",
+            "policy_gradient, importance_weighted, clipped_surrogate",
+        ),
+        Key(
+            "weighting",
+            "by algorithm",
+            "sum_per_response, mean_per_response, mean_per_token, fixed_length (or fixed_length:128)",
+        ),
+        Key("clip_low", "0.2", "the ratio is kept above 1 - clip_low"),
+        Key("clip_high", "0.2", "the ratio is kept below 1 + clip_high"),
+        Key("gamma", "1.0", "discount per token (reinforce, rloo)"),
+        Key("keep_rule", "threshold (expert_iteration)", "threshold, best_of_group, top_fraction"),
+        Key("threshold", "1.0", "keep_rule=threshold: least score that is kept"),
+        Key("fraction", "0.25", "keep_rule=top_fraction: share of a step's responses that is kept"),
+        Key(
+            "start_from", "current (expert_iteration)", "current, or starting: train the starting model anew each step"
+        ),
+    ),
+    "Evaluation": (
+        Key("eval.data", "5 % of the prompts, held out", "a file like data; equal prompts stay on one side"),
+        Key("eval.every", "20", "steps between evaluations; 0 is never"),
+        Key("eval.samples", "1", "sampled responses per prompt beside the greedy one; 0 is greedy only"),
+        Key("eval.prompts", "200", "at most this many held-out prompts"),
+    ),
+    "Machine": (
+        Key("tokens_per_microbatch", "auto", "tokens in one forward and backward; does not change the gradient"),
+        Key("dtype", "fp32", "fp32"),
+        *DEVICE,
+    ),
+    "Record": (
+        Key("run", "by name and time", "name of the folder under runs/, or a path"),
+        Key("resume", "no", "no; auto: continue `run` if it exists, else start; or a run folder"),
+        Key("save_every", "20", "steps between checkpoints; 0 is only the last"),
+        Key("keep_checkpoints", "2", "newest checkpoints that are kept"),
+        SEED,
+    ),
+}
+
+EVAL_KEYS: dict[str, tuple[Key, ...]] = {
+    "What": (MODEL, *DATA, *REWARD),
+    "How": (
+        Key("samples", "1", "sampled responses per prompt beside the greedy one; 0 is greedy only"),
+        Key("prompts", "all", "at most this many prompts"),
+        Key("temperature", "1.0", "of the sampled responses, above 0"),
+        MAX_TOKENS,
+        STOP,
+        *TRUNCATING,
+        SEED,
+        *DEVICE,
+    ),
+}
+
+SAMPLE_KEYS: dict[str, tuple[Key, ...]] = {
+    "What": (
+        MODEL,
+        Key("prompt", "-", "one prompt, as text"),
+        *DATA,
+    ),
+    "How": (
+        Key("n", "1", "responses to each prompt"),
+        Key("temperature", "1.0", "0 is greedy: the likeliest token each time"),
+        MAX_TOKENS,
+        STOP,
+        *TRUNCATING,
+        SEED,
+        *DEVICE,
+    ),
+}
+
+ALGORITHM_KEYS = frozenset(
+    {"group_size", "epochs_per_batch", "minibatches", *(key.name for key in TRAIN_KEYS["Algorithm"])}
+)
+
+SHORT = {"data": "data.path", "chat": "data.chat"}  # what may be written for the whole name
+
+# Keys of the design that a later version builds. `lam`, `beta` and the like are no foreign keys.
+LATER_KEYS = frozenset(
+    {"beta", "lam", "reference", "gradient_checkpointing", "max_memory", "tracker", "mismatch", "max_staleness"}
+    | {"kl", "kl.placement", "kl.estimator", "kl.target", "kl.horizon", "critic", "dual_clip", "value_clip"}
+    | {"entropy_bonus", "lora", "refill"}
+)
+
+
+def all_names(groups: dict[str, tuple[Key, ...]]) -> list[str]:
+    """The keys as shown, `data` for data.path."""
+    return [key.name for keys in groups.values() for key in keys]
+
+
+def is_later(key: str) -> bool:
+    return key in LATER_KEYS or key.split(".")[0] in {"kl", "critic", "lora"}
+
+
+def unknown_keys_error(unknown: dict[str, str], known: Collection[str]) -> InputError:
+    """One error for all keys that mean nothing here. `unknown` maps each to where it was written, as a prefix."""
+    lines = [f"{where}{_explain(key, known)}" for key, where in unknown.items()]
+    if len(lines) > 5:
+        lines = [*lines[:4], f"... and {len(lines) - 4} more."]
+    kind = NotAvailableError if all(is_later(key) for key in unknown) else InputError
+    return kind("\n".join(lines))
+
+
+def _explain(key: str, known: Collection[str]) -> str:
+    if is_later(key):
+        return f"{key} is not available yet; leave it out."
+    if key == "batch_size":
+        return (
+            "batch_size is not a key, no batch size counts responses here: prompts_per_step is prompts in a step, "
+            "group_size responses to each, tokens_per_microbatch what is computed at once."
+        )
+    if row := find_foreign(key):
+        return translation(key, row)
+    hint = did_you_mean(key.replace("-", "_"), list(known)) or " `hotcold VERB --help` lists the keys."
+    return f"unknown key {key!r}.{hint}"
