@@ -5,6 +5,7 @@ because a float "mask" is usually a weight.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -98,6 +99,13 @@ def check_number(
     raise ValueError(f"{name} is {value!r}; needed a{' finite' if finite else ''} number {needed}.")
 
 
+def check_whole(name: str, value: Any, low: int, high: float = math.inf) -> int:
+    number = check_number(name, value, low, high)
+    if number != int(number):
+        raise ValueError(f"{name} is {value!r}; needed a whole number.")
+    return int(number)
+
+
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} is {value!r}; needed one of {', '.join(choices)}.")
@@ -115,17 +123,24 @@ def finite_gradient(x: Tensor, *with_: Tensor) -> Tensor:
     return torch.where(finite, x, x.detach())
 
 
-def _below_overflow(x: Tensor) -> Tensor:
-    return x < math.log(torch.finfo(x.dtype).max)  # False for NaN
-
-
 def exp(x: Tensor) -> Tensor:
-    """exp(x), with gradient 0 where it overflows or is NaN: a plain exp sends back 0 * inf = NaN from there."""
-    fits = _below_overflow(x)
-    return torch.where(fits, torch.where(fits, x, 0.0).exp(), x.detach().exp())
+    """exp(x) that saturates at the largest float instead of inf, in the value and in the gradient.
+
+    A plain exp sends 0 * inf = NaN back from an overflowing entry that is masked away later, this one 0; an entry that
+    is not masked away sends back a huge gradient of the right sign. NaN and inf keep their value and send nothing.
+    """
+    return _saturating(x, torch.exp)
 
 
 def expm1(x: Tensor) -> Tensor:
-    """exp(x) - 1 without cancellation near 0, and with the gradient of `exp` above."""
-    fits = _below_overflow(x)
-    return torch.where(fits, torch.where(fits, x, 0.0).expm1(), x.detach().expm1())
+    """exp(x) - 1 without cancellation near 0; saturates as `exp` above."""
+    return _saturating(x, torch.expm1)
+
+
+def _saturating(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    largest = torch.finfo(x.dtype).max
+    fits = x < math.log(largest) - 0.01  # False for NaN
+    over = x.isfinite() & ~fits
+    one = 1 + torch.where(over, x - x.detach(), 0.0)  # carries the gradient of exp(log(largest))
+    inside = torch.where(fits, f(torch.where(fits, x, 0.0)), f(x.detach()))
+    return torch.where(over, largest * one, inside)

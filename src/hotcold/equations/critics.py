@@ -40,7 +40,7 @@ def clipped_value_loss(values: Tensor, values_old: Tensor, returns: Tensor, clip
     V = finite_gradient(values, V_old, R)
     plain = (V - R) ** 2
     clipped = (V.clamp(V_old - clip, V_old + clip) - R) ** 2
-    return torch.where(clipped > plain, clipped, plain) / 2
+    return torch.maximum(plain, clipped) / 2
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ bias. What is unbiased as a value need not be as a gradient: see each function.
 import torch
 from torch import Tensor
 
-from hotcold.equations.checks import check_number, expm1, finite_gradient, per_token
+from hotcold.equations.checks import check_number, check_whole, expm1, finite_gradient, per_token
 from hotcold.equations.logprobs import check_sequence, shift_right, state_kl
 
 
@@ -111,6 +111,6 @@ def adaptive_beta(beta: float, kl: float, target: float, horizon: float, num_res
     kl = check_number("kl", kl, low=-torch.inf)
     target = check_number("target", target, low=0, above=True)
     horizon = check_number("horizon", horizon, low=0, above=True)
-    num_responses = int(check_number("num_responses", num_responses, low=0))
+    num_responses = check_whole("num_responses", num_responses, low=0)
     error = min(max(kl / target - 1, -0.2), 0.2)
     return beta * (1 + error * num_responses / horizon)

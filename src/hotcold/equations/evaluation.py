@@ -2,7 +2,7 @@
 
 import math
 
-from hotcold.equations.checks import check_number
+from hotcold.equations.checks import check_whole
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
@@ -17,14 +17,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     >>> pass_at_k(num_samples=4, num_correct=1, k=2)
     0.5
     """
-    n = _whole("num_samples", num_samples, low=1)
-    c = _whole("num_correct", num_correct, low=0, high=n)
-    k = _whole("k", k, low=1, high=n)
+    n = check_whole("num_samples", num_samples, low=1)
+    c = check_whole("num_correct", num_correct, low=0, high=n)
+    k = check_whole("k", k, low=1, high=n)
     return 1 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def _whole(name: str, value: int, low: int, high: float = math.inf) -> int:
-    number = check_number(name, value, low, high)
-    if number != int(number):
-        raise ValueError(f"{name} is {value!r}; needed a whole number.")
-    return int(number)

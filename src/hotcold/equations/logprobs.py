@@ -51,6 +51,14 @@ def _mark_invalid(x: Tensor, valid: Tensor) -> Tensor:
     return torch.where(valid, x, float("nan"))
 
 
+def _check_one_id_per_state(ids: Tensor, logits: Tensor) -> None:
+    if ids.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"Token ids have shape {list(ids.shape)}, logits {list(logits.shape)}. "
+            "Needed: one id for each state, [B, T] with logits [B, T, V]."
+        )
+
+
 def selected_logp(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
     """The log-probability of one chosen token in each state.
 
@@ -64,7 +72,7 @@ def selected_logp(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tens
     """
     ids = as_ids("ids", ids)
     logp, valid = _log_softmax(logits, temperature)
-    check_shapes("logits [..., V] with ids [...]", None, ids=ids, logits_without_V=valid)
+    _check_one_id_per_state(ids, logits)
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < logp.shape[-1]:
         raise ValueError(f"Token ids from {int(ids.min())} to {int(ids.max())}; the logits have V = {logp.shape[-1]}.")
     return _mark_invalid(logp.gather(-1, ids[..., None])[..., 0], valid)
@@ -82,9 +90,8 @@ def state_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     tensor([0.6931])
     """
     logp, valid = _log_softmax(logits, temperature)
-    kept = logp > float("-inf")
-    logp = torch.where(kept, logp, 0.0)
-    return _mark_invalid(-torch.where(kept, logp.exp() * logp, 0.0).sum(-1), valid)
+    p, kept = logp.exp(), logp > float("-inf")
+    return _mark_invalid(-(p * torch.where(kept, logp, 0.0)).sum(-1), valid)
 
 
 def state_kl(logits: Tensor, logits_ref: Tensor, temperature: float = 1.0) -> Tensor:
@@ -102,10 +109,9 @@ def state_kl(logits: Tensor, logits_ref: Tensor, temperature: float = 1.0) -> Te
     check_shapes("[..., V]", None, logits=as_float("logits", logits), logits_ref=as_float("logits_ref", logits_ref))
     logp, valid = _log_softmax(logits, temperature)
     logq, valid_ref = _log_softmax(logits_ref, temperature, "logits_ref")
-    has_p, has_q = logp > float("-inf"), logq > float("-inf")
-    gap = torch.where(has_p & has_q, logp, 0.0) - torch.where(has_p & has_q, logq, 0.0)
-    kl = (torch.where(has_p, logp, 0.0).exp() * gap).sum(-1)
-    escaped = ((logp.exp() > 0) & ~has_q).any(-1)
+    p, has_p, has_q = logp.exp(), logp > float("-inf"), logq > float("-inf")
+    kl = (p * torch.where(has_p & has_q, logp - logq, 0.0)).sum(-1)
+    escaped = ((p > 0) & ~has_q).any(-1)
     return _mark_invalid(torch.where(escaped, float("inf"), kl), valid & valid_ref)
 
 
@@ -126,6 +132,7 @@ def token_logp(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tens
     """
     check_sequence(logits, "logits")
     tokens = as_ids("tokens", tokens)
+    _check_one_id_per_state(tokens, logits)
     # The last position is paired with token 0 here; shift_right drops it.
     return shift_right(selected_logp(logits, tokens.roll(-1, -1), temperature))
 

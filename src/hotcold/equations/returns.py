@@ -7,7 +7,7 @@ steps: they are jumped over, take no discount, and nothing that stands there ent
 import torch
 from torch import Tensor
 
-from hotcold.equations.checks import as_float, check_number, masked, per_row, per_token_mask
+from hotcold.equations.checks import as_float, check_number, check_whole, masked, per_row, per_token_mask
 
 
 def _last_token(mask: Tensor) -> Tensor:
@@ -136,8 +136,8 @@ def soft_overlong_penalty(lengths: Tensor, max_tokens: int, buffer: int) -> Tens
     >>> soft_overlong_penalty(torch.tensor([80, 90, 100, 120]), max_tokens=100, buffer=20)
     tensor([ 0.0000, -0.5000, -1.0000, -1.0000])
     """
-    max_tokens = int(check_number("max_tokens", max_tokens, low=1))
-    buffer = int(check_number("buffer", buffer, low=1, high=max_tokens))
+    max_tokens = check_whole("max_tokens", max_tokens, low=1)
+    buffer = check_whole("buffer", buffer, low=1, high=max_tokens)
     n = as_float("lengths", lengths)
     if n.dim() != 1 or bool((n < 0).any()):
         raise ValueError(f"lengths has shape {list(n.shape)}; needed [B], numbers of response tokens, none negative.")
