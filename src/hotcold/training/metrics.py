@@ -42,7 +42,7 @@ class UpdateRecord:
         if recomputed:
             log_ratio = (done.logp - done.logp_old)[trained]
             self.recomputed = True
-            self._add("approx_kl", approx_kl(log_ratio).sum().item())
+            self._add("approx_kl", approx_kl(log_ratio[None]).sum().item())
             self.ratio_max = max(self.ratio_max, log_ratio.exp().max().item() if len(log_ratio) else 0.0)
         if batch.logp_sampler is not None and not self.losses:  # before the first update both are the same policy
             self._add_mismatch((done.logp - batch.logp_sampler)[trained].abs())

@@ -1,0 +1,197 @@
+"""Policies so small that every response is enumerated, and the expected update of the real code on them.
+
+The logits at a position are the table's row of the response tokens up to there, as tests/vectors describes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotcold.algorithms.base import Algorithm, Objective
+from hotcold.batch import Batch, Rollout, collate
+from hotcold.engines.base import Pass, StepResult
+from hotcold.engines.local import LocalEngine
+from hotcold.training.collect import kept
+from hotcold.training.metrics import UpdateRecord
+from hotcold.training.update import UpdateSettings, update
+
+EXACT = json.loads((Path(__file__).parent / "vectors" / "exact.json").read_text(encoding="utf-8"))
+PROMPT, TOOL = 8, 9  # ids outside the toys' vocabularies: they are no part of a prefix
+Response = tuple[int, ...]
+
+
+class TablePolicy(nn.Module):
+    """One row of logits for each prefix of a response."""
+
+    def __init__(self, logits: Sequence[Sequence[float]], prefixes: Sequence[Response]):
+        super().__init__()
+        self.table = nn.Parameter(torch.tensor(logits, dtype=torch.float64))
+        self.row_of = {prefix: row for row, prefix in enumerate(prefixes)}
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, use_cache: bool) -> Any:
+        size = self.table.shape[1]
+        prefixes = [[tuple(t for t in ids[: i + 1] if t < size) for i in range(len(ids))] for ids in input_ids.tolist()]
+        # After a whole response, and in padding, there is no prefix: any row will do, nothing reads it.
+        rows = torch.tensor([[self.row_of.get(prefix, 0) for prefix in row] for row in prefixes])
+        return SimpleNamespace(logits=self.table[rows])
+
+
+@dataclass(frozen=True)
+class Toy:
+    prefixes: list[Response]
+    logits: list[list[float]]
+    responses: list[Response]
+    reward: dict[Response, float]
+    cut: frozenset[Response] = frozenset()  # truncated: the length limit came before EOS
+
+    def policy(self, logits: Sequence[Sequence[float]] | None = None) -> TablePolicy:
+        return TablePolicy(self.logits if logits is None else logits, self.prefixes)
+
+    def logp(self, table: Tensor, response: Response) -> Tensor:
+        """log pi(response) under a table of logits, written out anew: the sum of its tokens' log-probabilities."""
+        rows = [self.prefixes.index(response[:t]) for t in range(len(response))]
+        return torch.stack([table[r].log_softmax(0)[token] for r, token in zip(rows, response, strict=True)]).sum()
+
+    def probabilities(self, logits: Sequence[Sequence[float]] | None = None) -> dict[Response, float]:
+        table = torch.tensor(self.logits if logits is None else logits, dtype=torch.float64)
+        return {y: math.exp(float(self.logp(table, y))) for y in self.responses}
+
+    def rollout(self, response: Response, group: int, episode: int) -> Rollout:
+        return Rollout(
+            prompt_ids=(PROMPT,),
+            response_ids=response,
+            group=group,
+            episode=episode,
+            reward=self.reward[response],
+            truncated=response in self.cut,
+        )
+
+
+def _responses(texts: Sequence[str]) -> list[Response]:
+    return [tuple(int(c) for c in text) for text in texts]
+
+
+def _toy(key: str, logits: str, prefixes: list[Response]) -> Toy:
+    entry = EXACT[key]
+    responses = _responses(entry["responses"])
+    truncated = entry.get("truncated", [False] * len(responses))
+    return Toy(
+        prefixes,
+        entry[logits],
+        responses,
+        dict(zip(responses, entry["reward"], strict=True)),
+        frozenset(y for y, cut in zip(responses, truncated, strict=True) if cut),
+    )
+
+
+T1 = _toy("T1", "theta", [(), (0,), (1,)])  # two tokens, always
+T2 = _toy("T2", "logits", [(), (1,), (1, 1)])  # 0 is EOS, at most three tokens
+
+
+class RecordingEngine:
+    """The local engine, but `step` keeps the gradients instead of using them. `old` answers for log pi_old."""
+
+    def __init__(self, policy: nn.Module, old: nn.Module | None = None):
+        self.engine = _still(policy)
+        self.old = self.engine if old is None else _still(old)
+        self.gradients: list[list[Tensor]] = []  # by optimiser step, by parameter
+        self.rows_computed = 0
+
+    def logp(self, batch: Batch) -> Tensor:
+        return self.old.logp(batch)
+
+    def backward(self, batch: Batch, weights: Tensor, objective: Objective) -> Pass:
+        self.rows_computed += len(batch)
+        return self.engine.backward(batch, weights, objective)
+
+    def step(self, model: str, rate: float, max_norm: float | None) -> StepResult:
+        parameters = self.engine.parameters
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in parameters]
+        self.gradients.append(grads)
+        self.engine.optimizer.zero_grad(set_to_none=True)
+        return StepResult(float(torch.cat([g.flatten() for g in grads]).norm()), True)
+
+    def restart(self, model: str) -> None:
+        raise AssertionError("nothing was changed")
+
+
+def _still(policy: nn.Module) -> LocalEngine:
+    return LocalEngine(policy, torch.optim.SGD(policy.parameters(), lr=0.0), 1.0, remember_start=False)
+
+
+def settings(tokens_per_microbatch: int = 10**6, max_grad_norm: float | None = None, seed: int = 0) -> UpdateSettings:
+    return UpdateSettings(tokens_per_microbatch, max_grad_norm, seed)
+
+
+def run_update(
+    rollouts: Sequence[Rollout],
+    algorithm: Algorithm,
+    engine: Any,
+    pad_id: int = 0,
+    dtype: torch.dtype = torch.float64,
+    change: Callable[[Batch], Batch] = lambda batch: batch,
+    rate: float = 0.0,
+    step: int = 1,
+    **options: Any,
+) -> tuple[Batch, UpdateRecord]:
+    """Collate, keep and update as the loop does. `change` sees the batch before the rejected rows leave it."""
+    batch = change(collate(rollouts, pad_id, dtype))
+    batch = batch.select(kept(batch, algorithm))
+    batch, _, record = update(batch, algorithm, algorithm.state(), engine, settings(**options), step, lambda _: rate)
+    return batch, record
+
+
+@dataclass
+class Expected:
+    """Means over every ordered choice of responses, each weighted by its exact probability."""
+
+    gradient: Tensor  # of the loss, [prefixes, V]
+    loss: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def expected_update(
+    toy: Toy,
+    algorithm: Algorithm,
+    group: Sequence[int],
+    sampled_by: Sequence[Sequence[float]] | None = None,
+    rollout: Callable[[Response, int, int], Rollout] | None = None,
+    **options: Any,
+) -> Expected:
+    """The mean gradient that the real code obtains from len(group) responses; row i belongs to group[i].
+
+    `sampled_by`: logits of another policy that samples, and that is log pi_old.
+    """
+    make, probability = rollout or toy.rollout, toy.probabilities(sampled_by)
+    out = Expected(torch.zeros(len(toy.prefixes), len(toy.logits[0]), dtype=torch.float64))
+    engine = RecordingEngine(toy.policy(), None if sampled_by is None else toy.policy(sampled_by))
+    for chosen in itertools.product(toy.responses, repeat=len(group)):
+        weight = math.prod(probability[y] for y in chosen)
+        rows = [make(y, g, i) for i, (y, g) in enumerate(zip(chosen, group, strict=True))]
+        engine.gradients.clear()
+        _, record = run_update(rows, algorithm, engine, **options)
+        for (gradient,) in engine.gradients:
+            out.gradient += weight * gradient
+        for name, value in record.summary().items():
+            out.metrics[name] = out.metrics.get(name, 0.0) + weight * (value or 0.0)
+    out.loss = out.metrics["loss"]
+    return out
+
+
+def assert_close(actual: Any, expected: Any, tolerance: float = 1e-12) -> None:
+    """Within the tolerance, relative to max(1, |expected|)."""
+    actual = torch.as_tensor(actual, dtype=torch.float64)
+    expected = torch.as_tensor(expected, dtype=torch.float64)
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    gap = (actual - expected).abs() / expected.abs().clamp(min=1)
+    assert bool((gap <= tolerance).all()), f"largest gap {float(gap.max()):.3e}\n{actual}\n{expected}"
