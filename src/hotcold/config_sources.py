@@ -93,7 +93,7 @@ def read_arguments(tokens: Sequence[str]) -> tuple[list[str], Keys]:
             continue
         key, text = whole_name(pair[0]), pair[1]
         if text == "":
-            raise InputError(f"{pair[0]}= has no value. Leave the key out for its default, or write {pair[0]}=null.")
+            raise InputError(f"{pair[0]}= has no value. Leave the key out for its default.")
         _put(keys, key, Given(argument_value(key, text)))
     return words, keys
 

@@ -21,11 +21,6 @@ _VLLM = "responses are sampled with transformers; leave it out"
 _KL = "there is no KL penalty in this version; leave it out"
 _MASK_TRUNCATED = "only truncated=keep works yet: the length limit ends the response and its score counts"
 
-SAME_IN_TRL = frozenset(
-    {"model", "reward_weights", "learning_rate", "max_grad_norm", "warmup_steps", "temperature", "top_p", "top_k"}
-    | {"min_p", "seed"}
-)
-
 FOREIGN: tuple[Foreign, ...] = (
     # TRL
     Foreign("model_name_or_path", "TRL", "model"),
@@ -199,9 +194,3 @@ def translation(key: str, row: Foreign) -> str:
     if not row.ours:
         return f"{key} is a key of {row.library}: {row.convert}."
     return f"{key} is a key of {row.library}; here it is {row.ours} ({row.convert})."
-
-
-def names_of(ours: str, library: str) -> list[str]:
-    """What a library calls one of our keys, for the table in the docs."""
-    same = [ours] if library == "TRL" and ours in SAME_IN_TRL else []
-    return same + [row.name for row in FOREIGN if row.ours == ours and row.library == library]

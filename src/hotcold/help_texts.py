@@ -1,0 +1,125 @@
+"""What `--help` prints. Built from the table of keys, so that it cannot miss one."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+from hotcold.algorithms.presets import PRESETS
+from hotcold.config_keys import EVAL_KEYS, SAMPLE_KEYS, TRAIN_KEYS, Key
+
+WIDTH = 100
+
+ROOT = """\
+hotcold trains a language model by policy gradient on any score.
+
+Examples
+  hotcold demo
+  hotcold train grpo model=smollm2 data=prompts.jsonl reward=reward.py
+  hotcold train grpo model=smollm2 data=prompts.jsonl reward=reward.py --dry-run
+  hotcold eval runs/NAME/model data=prompts.jsonl reward=reward.py
+  hotcold sample runs/NAME/model prompt="What is 2 + 3?"
+
+Verbs
+  train     train a model on a score; the result is a folder that transformers loads
+  eval      greedy and sampled accuracy of a model on prompts, with 95 % intervals
+  sample    print a model's responses to a prompt or a file of prompts
+  demo      the whole thing in a few minutes: a tiny model, made on the spot, learns arithmetic
+
+Options
+  --help      this page; `hotcold VERB --help` lists the keys of a verb
+  --version   the version
+"""
+
+_TRAIN = """\
+hotcold train NAME|recipe.yaml|FILE.py:CLASS KEY=VALUE ...
+
+Examples
+  hotcold train grpo model=smollm2 data=prompts.jsonl reward=reward.py
+  hotcold train rloo model=./my-model data=sums.csv reward=checks.py:exact steps=50 learning_rate=1e-6
+  hotcold train recipe.yaml seed=1 eval.every=5         a key on the command line wins over the recipe
+  hotcold train my_idea.py:MyAlgorithm model=... data=... reward=...
+  hotcold train resume=runs/NAME                        continue a run that was stopped
+
+where reward.py holds, for example
+  def reward(completion, answer):        # any column of the data, by its name
+      return completion.strip() == answer
+
+a.b=c, --a.b c and --a.b=c are the same; a list is written reward='[a.py, b.py:style]'; auto and null leave the choice to us.
+Paths in a recipe are looked for from the current directory, then beside the recipe.
+
+Algorithms
+"""
+
+_EVAL = """\
+hotcold eval MODEL KEY=VALUE ...
+
+Examples
+  hotcold eval smollm2 data=prompts.jsonl reward=reward.py
+  hotcold eval runs/NAME/model data=prompts.jsonl reward=reward.py samples=8 --json
+
+"""
+
+_SAMPLE = """\
+hotcold sample MODEL KEY=VALUE ...
+
+Examples
+  hotcold sample smollm2 prompt="What is 2 + 3?" chat=true
+  hotcold sample runs/NAME/model data=prompts.jsonl n=4 max_tokens=64 --json
+
+"""
+
+DEMO = """\
+hotcold demo [seed=0] [run=NAME]
+
+Makes a tiny model, teaches it some arithmetic by a few examples, then trains it on a score by policy
+gradient, and shows held-out accuracy before and after. Nothing is downloaded.
+
+Options
+  --debug     show the traceback of an error
+"""
+
+_DEBUG = ("--debug", "show the traceback of an error")
+_JSON = ("--json", "print JSON")
+_DRY_RUN = ("--dry-run", "print every key with the reason for its value, the first prompt, the batch; train nothing")
+
+EXIT_CODES = """
+Exit codes: 0 done; 2 wrong input; 75 stopped by the disk, 130 and 143 by a signal: a run continues with resume.
+"""
+
+
+def train_help() -> str:
+    algorithms = _rows((name, preset.about) for name, preset in PRESETS.items())
+    return _TRAIN + algorithms + "\n" + _keys(TRAIN_KEYS) + _options(_DRY_RUN, _DEBUG) + EXIT_CODES
+
+
+def eval_help() -> str:
+    return _EVAL + _keys(EVAL_KEYS) + _options(_JSON, _DEBUG)
+
+
+def sample_help() -> str:
+    return _SAMPLE + _keys(SAMPLE_KEYS) + _options(_JSON, _DEBUG)
+
+
+def _options(*rows: tuple[str, str]) -> str:
+    return "Options\n" + _rows(rows)
+
+
+def _keys(groups: dict[str, tuple[Key, ...]]) -> str:
+    parts = []
+    for title, keys in groups.items():
+        parts.append(f"Keys: {title.lower()}\n" + _rows((key.name, _meaning(key)) for key in keys) + "\n")
+    return "".join(parts)
+
+
+def _meaning(key: Key) -> str:
+    return key.meaning if key.default == "-" else f"{key.meaning} [{key.default}]"
+
+
+def _rows(rows: Iterable[tuple[str, str]]) -> str:
+    lines = []
+    for name, text in rows:
+        wrapped = textwrap.wrap(text, WIDTH - 25)
+        lines.append(f"  {name:<22} {wrapped[0]}\n")
+        lines += [f"{'':25}{line}\n" for line in wrapped[1:]]
+    return "".join(lines)
