@@ -165,19 +165,20 @@ def expected_update(
     algorithm: Algorithm,
     group: Sequence[int],
     sampled_by: Sequence[Sequence[float]] | None = None,
-    rollout: Callable[[Response, int, int], Rollout] | None = None,
+    rows_of: Callable[[Response, int, int], list[Rollout]] | None = None,
     **options: Any,
 ) -> Expected:
-    """The mean gradient that the real code obtains from len(group) responses; row i belongs to group[i].
+    """The mean gradient that the real code obtains from len(group) responses; response i belongs to group[i].
 
-    `sampled_by`: logits of another policy that samples, and that is log pi_old.
+    `sampled_by`: logits of another policy that samples, and that is log pi_old. `rows_of`: the rows of a response.
     """
-    make, probability = rollout or toy.rollout, toy.probabilities(sampled_by)
+    make = rows_of or (lambda *response: [toy.rollout(*response)])
+    probability = toy.probabilities(sampled_by)
     out = Expected(torch.zeros(len(toy.prefixes), len(toy.logits[0]), dtype=torch.float64))
     engine = RecordingEngine(toy.policy(), None if sampled_by is None else toy.policy(sampled_by))
     for chosen in itertools.product(toy.responses, repeat=len(group)):
         weight = math.prod(probability[y] for y in chosen)
-        rows = [make(y, g, i) for i, (y, g) in enumerate(zip(chosen, group, strict=True))]
+        rows = [row for i, (y, g) in enumerate(zip(chosen, group, strict=True)) for row in make(y, g, i)]
         engine.gradients.clear()
         _, record = run_update(rows, algorithm, engine, **options)
         for (gradient,) in engine.gradients:

@@ -42,7 +42,7 @@ from hotcold.equations import (
     sum_per_response,
     truncated_is_policy_gradient,
 )
-from toy_policies import EXACT, T1, T2, TOOL, Response, Toy, assert_close, expected_update
+from toy_policies import EXACT, PROMPT, T1, T2, TOOL, Response, Toy, assert_close, expected_update
 
 GRAD_J = {"T1": torch.tensor(EXACT["T1"]["grad_J"], dtype=torch.float64)}
 _log_odds = torch.tensor(EXACT["T2"]["grad_J"], dtype=torch.float64)
@@ -96,12 +96,12 @@ def test_reinforce_against_the_greedy_response_expects_grad_j() -> None:
     """baselines_on_T1.greedy_response: the larger logit at each step gives 00, whose reward is 1."""
     score = EXACT["baselines_on_T1"]["greedy_response"]["baseline"]
 
-    def with_greedy(y: Response, group: int, episode: int) -> Rollout:
-        return replace(T1.rollout(y, group, episode), greedy_reward=score)
+    def with_greedy(y: Response, group: int, episode: int) -> list[Rollout]:
+        return [replace(T1.rollout(y, group, episode), greedy_reward=score)]
 
     algorithm = REINFORCE(group_size=1, baseline=greedy_baseline)
     for group in ([0], [0, 1]):
-        assert_close(uphill(T1, algorithm, group, rollout=with_greedy), GRAD_J["T1"])
+        assert_close(uphill(T1, algorithm, group, rows_of=with_greedy), GRAD_J["T1"])
 
 
 @pytest.mark.parametrize("group", [[0, 0], [0, 0, 0], [0, 1, 0, 1]])
@@ -168,10 +168,10 @@ def test_the_unclipped_and_the_clipped_objective_expect_what_policy_gradient_doe
 # ------------------------------------------------------------------ rewards on the way
 
 
-def _with_steps(y: Response, group: int, episode: int) -> Rollout:
+def _with_steps(y: Response, group: int, episode: int) -> list[Rollout]:
     """1.5 for a first token 1, -0.7 for a second token 0, beside the score at the end."""
     steps = [(0, 1.5)] * (y[0] == 1) + [(1, -0.7)] * (y[1] == 0)
-    return replace(T1.rollout(y, group, episode), steps=tuple(steps))
+    return [replace(T1.rollout(y, group, episode), steps=tuple(steps))]
 
 
 def _gradient_of_the_expected_total() -> Tensor:
@@ -194,13 +194,13 @@ def _gradient_of_the_expected_total() -> Tensor:
     ],
 )
 def test_reward_to_go_expects_the_gradient_of_the_expected_total(algorithm: Any, group: list[int]) -> None:
-    assert_close(uphill(T1, algorithm, group, rollout=_with_steps), _gradient_of_the_expected_total())
+    assert_close(uphill(T1, algorithm, group, rows_of=_with_steps), _gradient_of_the_expected_total())
 
 
 def test_grpo_takes_the_total_of_rewards_on_the_way() -> None:
     algorithm = GRPO(group_size=2, scale_by_std=False, weighting=sum_per_response)
     expected = _gradient_of_the_expected_total() / 2
-    assert_close(uphill(T1, algorithm, [0, 0], rollout=_with_steps), expected)
+    assert_close(uphill(T1, algorithm, [0, 0], rows_of=_with_steps), expected)
 
 
 def test_a_discount_credits_the_first_token_with_gamma_times_what_the_second_brings() -> None:
@@ -214,18 +214,18 @@ def test_a_discount_credits_the_first_token_with_gamma_times_what_the_second_bri
         objective = objective + probability * ((early + gamma * late) * first + late * second)
     (expected,) = torch.autograd.grad(objective, table)
     algorithm = REINFORCE(group_size=1, baseline=no_baseline, gamma=gamma)
-    assert_close(uphill(T1, algorithm, [0], rollout=_with_steps), expected)
+    assert_close(uphill(T1, algorithm, [0], rows_of=_with_steps), expected)
 
 
 def test_a_tool_token_between_two_choices_changes_nothing() -> None:
-    def with_tool(y: Response, group: int, episode: int) -> Rollout:
+    def with_tool(y: Response, group: int, episode: int) -> list[Rollout]:
         row = T1.rollout(y, group, episode)
-        return replace(row, response_ids=(y[0], TOOL, TOOL, y[1]), response_mask=(True, False, False, True))
+        return [replace(row, response_ids=(y[0], TOOL, TOOL, y[1]), response_mask=(True, False, False, True))]
 
     for algorithm in (RLOO(group_size=2), RLOO(group_size=2, gamma=0.5)):
         plain = uphill(T1, algorithm, [0, 0])
-        assert_close(uphill(T1, algorithm, [0, 0], rollout=with_tool), plain)
-    assert_close(uphill(T1, RLOO(group_size=2), [0, 0], rollout=with_tool), GRAD_J["T1"])
+        assert_close(uphill(T1, algorithm, [0, 0], rows_of=with_tool), plain)
+    assert_close(uphill(T1, RLOO(group_size=2), [0, 0], rows_of=with_tool), GRAD_J["T1"])
 
 
 # ------------------------------------------------------------------ expert iteration
@@ -370,3 +370,33 @@ def test_a_wrong_old_policy_would_show() -> None:
     on_policy = expected_update(T1, algorithm, [0]).gradient
     expected = torch.tensor(EXACT["surrogates_on_T1"]["clipped_0.2_0.2"]["expected_gradient"], dtype=torch.float64)
     assert float((on_policy - expected).abs().max()) > 0.05
+
+
+# ------------------------------------------------------------------ several rows in one episode
+
+
+def _in_two_rows(y: Response, group: int, episode: int) -> list[Rollout]:
+    """Each choice in a row of its own, as in a dialogue of two turns; only the second row has a score."""
+    first = Rollout((PROMPT,), (y[0],), group, episode, reward=0.0)
+    return [first, Rollout((PROMPT, y[0], TOOL), (y[1],), group, episode, reward=T1.reward[y])]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "size", "factor"),
+    [
+        (REINFORCE(group_size=1, baseline=no_baseline), 1, 1.0),
+        (REINFORCE(group_size=1, baseline=batch_mean_baseline), 2, 0.5),  # two episodes: (2 - 1)/2, not (4 - 1)/4
+        (RLOO(group_size=2), 2, 1.0),
+        (GRPO(group_size=2, scale_by_std=False, weighting=sum_per_response), 2, 0.5),
+    ],
+)
+def test_a_score_in_the_last_row_of_an_episode_credits_its_earlier_rows(
+    algorithm: Any, size: int, factor: float
+) -> None:
+    """Rows are averaged, two for each episode: half of what one row per episode expects."""
+    assert_close(uphill(T1, algorithm, [0] * size, rows_of=_in_two_rows), factor * GRAD_J["T1"] / 2)
+
+
+def test_a_discount_runs_on_from_row_to_row() -> None:
+    algorithm = REINFORCE(group_size=1, baseline=no_baseline, gamma=0.5)
+    assert_close(uphill(T1, algorithm, [0], rows_of=_in_two_rows), uphill(T1, algorithm, [0]) / 2)

@@ -42,5 +42,21 @@ def on_trained(batch: Batch, values: Tensor) -> Tensor:
 
 def returns_minus(batch: Batch, baseline: Tensor, gamma: float) -> Batch:
     """A_t = reward-to-go - b. With one score at the end and gamma 1 this is r - b at every token."""
-    to_go = reward_to_go(batch.token_rewards, batch.response_mask, gamma)
+    to_go = episode_to_go(batch, gamma)
     return batch.replace(advantages=on_trained(batch, to_go - baseline[:, None]), returns=to_go)
+
+
+def episode_to_go(batch: Batch, gamma: float) -> Tensor:
+    """[B, T] reward-to-go, on through the later rows of the episode. The rows of an episode stand in time order."""
+    to_go = reward_to_go(batch.token_rewards, batch.response_mask, gamma)
+    if len(batch.episode.unique()) == len(batch):
+        return to_go
+    left = batch.response_mask.flip(1).cumsum(1).flip(1)  # trained tokens from here to the end of the row
+    later: dict[int, Tensor] = {}  # by episode: reward-to-go at the first trained token of the row that comes next
+    for row, episode in reversed(list(enumerate(batch.episode.tolist()))):
+        trained = batch.response_mask[row]
+        if episode in later:
+            to_go[row] += torch.where(trained, gamma ** left[row] * later[episode], 0.0)
+        if trained.any():
+            later[episode] = to_go[row, trained][0]
+    return to_go
