@@ -167,6 +167,8 @@ def _row_rewards(r: Rollout, mask: Tensor, dtype: torch.dtype) -> Tensor:
 def episode_totals(batch: Batch) -> Tensor:
     """[B] the sum of the rewards of the row's whole episode (an episode may have several rows)."""
     row = torch.where(batch.response_mask, batch.token_rewards, 0.0).sum(1)
+    # An empty response has no token for its score to stand on, and yet its score belongs to its group.
+    row = torch.where(batch.response_mask.any(1), row, batch.rewards.nan_to_num(nan=0.0).to(row.dtype))
     _, index = torch.unique(batch.episode, return_inverse=True)
     totals = torch.zeros(int(index.max()) + 1 if len(index) else 0, dtype=row.dtype, device=row.device)
     return totals.index_add(0, index, row)[index]

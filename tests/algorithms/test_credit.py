@@ -1,0 +1,283 @@
+"""Credit and keeping by hand: groups in any order, lost scores, rows of one episode, keep rules."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from hotcold.algorithms.base import Algorithm
+from hotcold.algorithms.baselines import (
+    batch_mean_baseline,
+    episodes_in_group,
+    greedy_baseline,
+    group_mean_baseline,
+    leave_one_out_baseline,
+    no_baseline,
+)
+from hotcold.algorithms.expert_iteration import BestOfGroup, ExpertIteration, Threshold, TopFraction
+from hotcold.algorithms.grpo import GRPO
+from hotcold.algorithms.reinforce import REINFORCE
+from hotcold.algorithms.rloo import RLOO
+from hotcold.batch import Batch, Rollout, collate
+from hotcold.errors import InputError
+from hotcold.training.collect import kept
+from toy_policies import EXACT, assert_close
+
+
+def batch_of(rewards: list[float | None], group: list[int] | None = None) -> Batch:
+    """One row of two tokens for each reward."""
+    group = group or [0] * len(rewards)
+    rows = [
+        Rollout((1,), (3, 4), g, episode, reward=r) for episode, (r, g) in enumerate(zip(rewards, group, strict=True))
+    ]
+    return collate(rows, dtype=torch.float64)
+
+
+def advantages(algorithm: Algorithm, batch: Batch) -> dict[int, float]:
+    """By episode: the advantage of the rows that take part, which is the same at both of their tokens."""
+    batch = batch.select(kept(batch, algorithm))
+    credited, _ = algorithm.credit(batch, algorithm.state())
+    assert credited.advantages is not None
+    assert torch.equal(credited.advantages[:, 1], credited.advantages[:, 2])
+    assert bool((credited.advantages[:, 0] == 0).all())
+    return dict(zip(credited.episode.tolist(), credited.advantages[:, 1].tolist(), strict=True))
+
+
+GROUP_MEAN = GRPO(group_size=2, scale_by_std=False)
+
+# ------------------------------------------------------------------ A11
+
+
+INTERLEAVED = EXACT["group_advantages"]["two_groups_interleaved"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key"),
+    [
+        (GROUP_MEAN, "minus_group_mean"),
+        (RLOO(group_size=4), "minus_leave_one_out"),
+        (REINFORCE(baseline=leave_one_out_baseline), "minus_leave_one_out"),
+    ],
+)
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5, 6, 7], [5, 2, 7, 0, 1, 6, 3, 4]])
+def test_groups_are_formed_by_prompt_wherever_their_rows_stand(algorithm: Any, key: str, order: list[int]) -> None:
+    """A11: prompts 0 1 0 1 1 0 1 0, rewards 1 0 1 0 1 0 0 1; a permutation of rows permutes the answer."""
+    batch = batch_of(INTERLEAVED["rewards"], INTERLEAVED["group"]).select(order)
+    actual = advantages(algorithm, batch)
+    assert list(actual) == order
+    assert_close([actual[e] for e in range(8)], INTERLEAVED[key])
+
+
+def test_the_batch_mean_is_over_all_prompts() -> None:
+    batch = batch_of(INTERLEAVED["rewards"], INTERLEAVED["group"])
+    actual = advantages(REINFORCE(baseline=batch_mean_baseline), batch)
+    assert list(actual.values()) == [0.5, -0.5, 0.5, -0.5, 0.5, -0.5, -0.5, 0.5]
+
+
+# ------------------------------------------------------------------ A12
+
+
+@pytest.mark.parametrize("entry", EXACT["group_advantages"]["one_group"])
+def test_one_group_has_the_reference_numbers(entry: dict[str, Any]) -> None:
+    """A12: three 1s and five 0s, and {1, 1, 2}."""
+    batch = batch_of(entry["rewards"])
+    for algorithm, key in (
+        (RLOO(), "minus_leave_one_out"),
+        (GROUP_MEAN, "minus_group_mean"),
+        (GRPO(), "over_sample_std"),
+    ):
+        assert_close(list(advantages(algorithm, batch).values()), entry[key])
+
+
+def test_scaling_by_the_std_removes_the_scale_of_the_score() -> None:
+    """A12: r against 2 r + 5."""
+    rewards = [1.0, 0.25, 0.0, 0.0]
+    scaled = [2 * r + 5 for r in rewards]
+    a, b = advantages(GRPO(), batch_of(list(rewards))), advantages(GRPO(), batch_of(list(scaled)))
+    assert_close(list(b.values()), list(a.values()))
+    a, b = advantages(GROUP_MEAN, batch_of(list(rewards))), advantages(GROUP_MEAN, batch_of(list(scaled)))
+    assert_close(list(b.values()), [2 * v for v in a.values()])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RLOO(group_size=1),
+        lambda: GRPO(group_size=1),
+        lambda: GRPO(group_size=1, scale_by_std=False),
+        lambda: REINFORCE(group_size=1, baseline=leave_one_out_baseline),
+        lambda: REINFORCE(group_size=1, baseline=group_mean_baseline),
+        lambda: ExpertIteration(group_size=1, keep_rule=BestOfGroup()),
+        lambda: REINFORCE(group_size=0, baseline=no_baseline),
+    ],
+)
+def test_a_group_of_one_is_an_error_that_names_the_group_size(make: Any) -> None:
+    """A12."""
+    with pytest.raises(InputError, match="group_size="):
+        make()
+
+
+def test_a_group_of_one_is_fine_without_a_group_baseline() -> None:
+    for baseline in (no_baseline, batch_mean_baseline, greedy_baseline):
+        assert REINFORCE(group_size=1, baseline=baseline).plan.group_size == 1
+
+
+@pytest.mark.parametrize("reward", [0.1, 1 / 3, 7.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_scores_have_advantage_exactly_zero(reward: float, dtype: torch.dtype) -> None:
+    """Not a rounding error, and not one divided by another: nothing may move on a constant score."""
+    rows = [Rollout((1,), (3, 4), i // 7, i, reward=reward) for i in range(14)]
+    algorithms = [RLOO(), GRPO(), GROUP_MEAN, REINFORCE(), REINFORCE(baseline=leave_one_out_baseline)]
+    for algorithm in algorithms:
+        credited, _ = algorithm.credit(collate(rows, dtype=dtype), {})
+        assert credited.advantages is not None and bool((credited.advantages == 0).all()), algorithm
+
+
+# ------------------------------------------------------------------ scores that are missing
+
+
+def test_a_response_without_a_score_leaves_the_statistics_of_its_group() -> None:
+    """[1, None, 0, 1]: mean 2/3, others' means 1/2, 1, 1/2."""
+    batch = batch_of([1.0, None, 0.0, 1.0])
+    third = 1 / 3
+    assert advantages(GROUP_MEAN, batch) == pytest.approx({0: third, 2: -2 * third, 3: third})
+    assert advantages(RLOO(), batch) == pytest.approx({0: 0.5, 2: -1.0, 3: 0.5})
+    # sample std of {1, 0, 1}: sqrt((1/9 + 4/9 + 1/9)/2) = 1/sqrt 3
+    root = math.sqrt(3)
+    assert advantages(GRPO(), batch) == pytest.approx({0: root / 3, 2: -2 * root / 3, 3: root / 3})
+    assert advantages(REINFORCE(baseline=batch_mean_baseline), batch) == pytest.approx(
+        {0: third, 2: -2 * third, 3: third}
+    )
+
+
+def test_the_lone_survivor_of_a_group_has_nobody_to_be_compared_with() -> None:
+    """Group 0 keeps two of three, group 1 one of three: the one is dropped where the others are the baseline."""
+    batch = batch_of([1.0, None, 0.0, None, 1.0, None], [0, 0, 0, 1, 1, 1])
+    assert advantages(RLOO(), batch) == {0: 1.0, 2: -1.0}
+    assert advantages(REINFORCE(baseline=leave_one_out_baseline), batch) == {0: 1.0, 2: -1.0}
+    assert advantages(GROUP_MEAN, batch)[4] == 0.0 and advantages(GRPO(), batch)[4] == 0.0
+
+
+def test_a_step_without_any_score_keeps_nothing() -> None:
+    batch = batch_of([None, None, None])
+    for algorithm in (RLOO(), GRPO(), REINFORCE(), ExpertIteration(), ExpertIteration(keep_rule=BestOfGroup())):
+        assert not kept(batch, algorithm).any(), algorithm
+    assert not kept(batch, ExpertIteration(keep_rule=TopFraction(0.5))).any()
+
+
+def test_a_prompt_whose_greedy_response_has_no_score_is_dropped() -> None:
+    rows = [Rollout((1,), (3, 4), g, g, reward=1.0, greedy_reward=b) for g, b in ((0, 0.25), (1, None))]
+    algorithm = REINFORCE(group_size=1, baseline=greedy_baseline)
+    assert algorithm.plan.greedy and algorithm.reads == {"greedy_rewards"}
+    assert advantages(algorithm, collate(rows, dtype=torch.float64)) == {0: 0.75}
+
+
+# ------------------------------------------------------------------ gaps, several rows in an episode
+
+
+def test_advantages_are_zero_on_tool_tokens_and_padding() -> None:
+    rows = [
+        Rollout((1,), (3, 9, 4), 0, 0, reward=1.0, response_mask=(True, False, True)),
+        Rollout((1, 1), (3,), 0, 1, reward=0.0),
+    ]
+    for algorithm in (RLOO(), GROUP_MEAN, REINFORCE(), ExpertIteration()):
+        credited, _ = algorithm.credit(collate(rows, dtype=torch.float64), {})
+        assert credited.advantages is not None
+        assert (credited.advantages != 0).int().tolist() == [[0, 1, 0, 1], [0, 0, 1, 0]], algorithm
+
+
+def test_an_episode_of_several_rows_counts_once_in_the_baseline() -> None:
+    """Episodes: A in rows 0 and 2 (0.5 + 1.5 = 2), B in row 1 (0), C in row 3 (1).
+
+    Group mean (2 + 0 + 1)/3 = 1, not a mean over four rows; others' means 0.5, 1.5, 1.
+    """
+    rows = [
+        Rollout((1,), (3, 4), 0, 10, reward=0.5),
+        Rollout((1,), (3, 4), 0, 11, reward=0.0),
+        Rollout((1,), (3, 4), 0, 10, reward=1.5),
+        Rollout((1,), (3, 4), 0, 12, reward=1.0),
+    ]
+    batch = collate(rows, dtype=torch.float64)
+    assert group_mean_baseline.rows(batch).tolist() == [1, 1, 1, 1]
+    assert batch_mean_baseline.rows(batch).tolist() == [1, 1, 1, 1]
+    assert leave_one_out_baseline.rows(batch).tolist() == [0.5, 1.5, 0.5, 1.0]
+    assert episodes_in_group(batch).tolist() == [3, 3, 3, 3]
+    mean, _ = GROUP_MEAN.credit(batch, {})
+    assert mean.advantages is not None and mean.advantages[:, 2].tolist() == [1, -1, 1, 0]
+    rloo, _ = RLOO().credit(batch, {})  # row 0 is followed by row 2 of its episode: 0.5 + 1.5 - 0.5
+    assert rloo.advantages is not None and rloo.advantages[:, 2].tolist() == [1.5, -1.5, 1.0, 0.0]
+    std, _ = GRPO().credit(batch, {})  # sample std of {2, 0, 1} is 1
+    assert std.advantages is not None and std.advantages[:, 2].tolist() == [1, -1, 1, 0]
+
+
+def test_two_rows_of_one_episode_are_no_group_of_two() -> None:
+    rows = [Rollout((1,), (3, 4), 0, 10, reward=0.5), Rollout((1,), (3, 4), 0, 10, reward=1.5)]
+    assert not kept(collate(rows), RLOO(group_size=2)).any()
+
+
+def test_reward_to_go_leaves_out_what_came_before() -> None:
+    """Rewards by token (0.5, 0.25 + 1); totals 1.75 and 0; leave-one-out baselines 0 and 1.75."""
+    rows = [
+        Rollout((1,), (3, 4), 0, 0, reward=1.0, steps=((0, 0.5), (1, 0.25))),
+        Rollout((1,), (3, 4), 0, 1, reward=0.0),
+    ]
+    credited, _ = RLOO(group_size=2).credit(collate(rows, dtype=torch.float64), {})
+    assert credited.advantages is not None
+    assert credited.advantages.tolist() == [[0, 1.75, 1.25], [0, -1.75, -1.75]]
+
+
+# ------------------------------------------------------------------ expert iteration
+
+
+def keeps(rule: Any, rewards: list[float | None], group: list[int] | None = None) -> list[int]:
+    batch = batch_of(rewards, group)
+    return kept(batch, ExpertIteration(group_size=2, keep_rule=rule)).int().tolist()
+
+
+def test_a_threshold_is_reached_by_equality() -> None:
+    assert keeps(Threshold(1.0), [1.0, 0.99, 2.0, None]) == [1, 0, 1, 0]
+    assert keeps(Threshold(0.0), [0.0, -0.1, None]) == [1, 0, 0]
+
+
+def test_best_of_group_keeps_ties_and_learns_nothing_from_equal_scores() -> None:
+    group = [0, 1, 0, 1, 0, 1]
+    assert keeps(BestOfGroup(), [0.5, 1.0, 0.5, 1.0, 0.0, 1.0], group) == [1, 0, 1, 0, 0, 0]
+    # an unscored response is neither best nor worst, even where all scores are negative
+    assert keeps(BestOfGroup(), [-2.0, 1.0, None, 0.0, -1.0, None], group) == [0, 1, 0, 0, 1, 0]
+
+
+def test_the_top_fraction_is_rounded_up_and_keeps_ties() -> None:
+    assert keeps(TopFraction(0.25), [3.0, 1.0, 2.0, 0.0, -1.0]) == [1, 0, 1, 0, 0]  # 1.25 of 5: two
+    assert keeps(TopFraction(0.2), [3.0, 3.0, 2.0, 0.0, -1.0]) == [1, 1, 0, 0, 0]  # one, and its equal
+    assert keeps(TopFraction(1.0), [3.0, 1.0]) == [1, 1]
+    assert keeps(TopFraction(0.5), [-3.0, None, -1.0, None]) == [0, 0, 1, 0]  # of two scored ones, one
+
+
+def test_keep_rules_out_of_range_are_refused() -> None:
+    for fraction in (0.0, 1.5, -0.1, math.nan):
+        with pytest.raises(InputError, match="fraction="):
+            TopFraction(fraction)
+    with pytest.raises(InputError, match="threshold is NaN"):
+        Threshold(math.nan)
+
+
+def test_expert_iteration_gives_every_kept_token_advantage_one() -> None:
+    assert advantages(ExpertIteration(), batch_of([1.0, 0.0, 3.0])) == {0: 1.0, 2: 1.0}
+
+
+def test_only_expert_iteration_may_take_many_steps_with_policy_gradient() -> None:
+    assert [o.on_policy for o in ExpertIteration().objectives] == [False]
+    assert [o.on_policy for a in (RLOO(), REINFORCE(), GRPO()) for o in a.objectives] == [True] * 3
+    assert [o.restart for o in ExpertIteration(from_starting=True).objectives] == [True]
+    assert [o.restart for o in ExpertIteration().objectives] == [False]
+
+
+def test_credit_changes_nothing_but_advantages_and_returns() -> None:
+    batch = batch_of([1.0, 0.0, 3.0])
+    for algorithm in (RLOO(), GRPO(), REINFORCE(), ExpertIteration()):
+        credited, state = algorithm.credit(batch, {"a": 1.0})
+        assert state == {"a": 1.0}
+        assert torch.equal(credited.token_rewards, batch.token_rewards) and credited.tokens is batch.tokens
