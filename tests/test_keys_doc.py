@@ -40,7 +40,9 @@ def fields(cls: type[BaseModel]) -> dict[str, object]:
 
 def names_of(ours: str, library: str) -> str:
     same = [ours] if library == "TRL" and ours in SAME_IN_TRL else []
-    rows = [row.name.removeprefix("actor_rollout_ref.") for row in FOREIGN if (row.ours, row.library) == (ours, library)]
+    rows = [
+        row.name.removeprefix("actor_rollout_ref.") for row in FOREIGN if (row.ours, row.library) == (ours, library)
+    ]
     return ", ".join(f"`{name}`" for name in same + rows) or "-"
 
 

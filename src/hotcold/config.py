@@ -18,6 +18,7 @@ from hotcold.config_checks import (
     Dtype,
     Norm,
     NotNegative,
+    PathText,
     Positive,
     Resume,
     Rewards,
@@ -78,7 +79,7 @@ class Settings(BaseModel):
 
     model_config = _FROZEN
 
-    model: str
+    model: PathText
     data: DataSettings = DataSettings()
     max_tokens: Annotated[Count | None, Auto] = None  # None: 512, or 128 on a CPU
     stop: Texts = ()
@@ -111,7 +112,7 @@ class Config(Settings):
     sampler: SamplerName = "transformers"
     tokens_per_microbatch: Annotated[Count | None, Auto] = None
     dtype: Dtype = "fp32"
-    run: str | None = None
+    run: PathText | None = None
     resume: Resume = "no"
     save_every: CountOrZero = 20
     keep_checkpoints: Count = 2

@@ -29,6 +29,10 @@ def word_for_none(*words: str) -> BeforeValidator:
     return BeforeValidator(lambda value: None if isinstance(value, str) and value in words else value)
 
 
+def _path_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
 def _texts(value: Any) -> Any:
     texts = (value,) if isinstance(value, str) else () if value is None else tuple(value)
     if any(not isinstance(text, str) or text == "" for text in texts):
@@ -40,8 +44,7 @@ def _source(value: Any) -> Any:
     """A path or name as text; rows or a function from Python as they are."""
     if value is None or callable(value):
         return value
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
+    value = _path_text(value)
     if isinstance(value, str):
         return _no_placeholder(value)
     if isinstance(value, list | tuple) and all(isinstance(row, dict) for row in value):
@@ -96,7 +99,7 @@ def _device(value: Any) -> Any:
 
 
 def _resume(value: Any) -> Any:
-    value = os.fspath(value) if isinstance(value, os.PathLike) else "no" if value is False else value
+    value = "no" if value is False else _path_text(value)
     if not isinstance(value, str) or not value:
         raise ValueError("no, auto or a run folder is needed")
     return value
@@ -121,6 +124,7 @@ Positive = Annotated[float, _NUMBER, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, _NUMBER, Field(ge=0, le=1)]
 ShareAboveZero = Annotated[float, _NUMBER, Field(gt=0, le=1)]
 Seed = Annotated[int, _NUMBER, Field(ge=0, lt=2**63)]
+PathText = Annotated[str, BeforeValidator(_path_text)]
 Auto = word_for_none("auto")
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 Source = Annotated[Any, BeforeValidator(_source)]
