@@ -20,23 +20,22 @@ class RoomyLayer(DynamicLayer):
         self.lazy_initialization(layer.keys, layer.values)
         self.key_buffer = _with_room(layer.keys, rows, room)
         self.value_buffer = _with_room(layer.values, rows, room)
-        self._show(layer.keys.shape[-2])
+        self.length = layer.keys.shape[-2]
+        self._show()
 
-    def _show(self, length: int) -> None:
-        self.keys, self.values = self.key_buffer[:, :, :length], self.value_buffer[:, :, :length]
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        start = self.keys.shape[-2]
-        end = start + key_states.shape[-2]
-        self.key_buffer[:, :, start:end] = key_states
-        self.value_buffer[:, :, start:end] = value_states
-        self._show(end)
+    def _show(self) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = self.key_buffer[:, :, : self.length], self.value_buffer[:, :, : self.length]
         return self.keys, self.values
 
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        start, self.length = self.length, self.length + key_states.shape[-2]
+        self.key_buffer[:, :, start : self.length] = key_states
+        self.value_buffer[:, :, start : self.length] = value_states
+        return self._show()
+
     def batch_select_indices(self, indices: Tensor) -> None:
-        length = self.keys.shape[-2]
         self.key_buffer, self.value_buffer = self.key_buffer[indices], self.value_buffer[indices]
-        self._show(length)
+        self._show()
 
 
 def _with_room(states: Tensor, rows: Tensor, room: int) -> Tensor:

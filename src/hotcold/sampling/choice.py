@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
 SLICE = 2**19  # logits handled at once on a CPU: temporaries that fit its cache are far faster than one big one
 
 
@@ -68,7 +67,7 @@ def keep_mask(weights: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float 
     with at least min_p times the probability of the most likely. Of equally likely tokens the lower id comes first.
     The most likely token always stays.
     """
-    order = weights.argsort(-1, descending=True, stable=True)
+    order = weights.argsort(dim=-1, descending=True, stable=True)
     ranked = weights.gather(-1, order).double()
     rank = torch.arange(weights.shape[-1], device=weights.device)
     keep = (rank < top_k) if top_k > 0 else torch.ones_like(rank, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Randomness by counter: a uniform number is a function of (seed, stream, draw, sample, position) and of nothing else."""
+"""Randomness by counter: a uniform number depends on (seed, stream, draw, sample, position) alone."""
 
 from __future__ import annotations
 

@@ -1,0 +1,123 @@
+"""What a model folder must have before anything in it is loaded. Each refusal says what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from hotcold.errors import InputError, did_you_mean
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
+
+
+def missing_folder(spec: str) -> InputError:
+    path = Path(spec).expanduser()
+    models = [p.parent.name for p in path.parent.glob("*/config.json")] if path.parent.is_dir() else []
+    return InputError(
+        f"model={spec}: there is no such folder or file.{did_you_mean(path.name, models)}\n"
+        "Needed: a folder in Hugging Face format, a .gguf file, a hub name (owner/name) or smollm2."
+    )
+
+
+def looks_like_a_hub_name(spec: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9][\w.\-]*(/[\w.\-]+)?", spec) is not None
+
+
+def check_folder(folder: Path) -> None:
+    """Raises InputError unless the folder is a causal language model with safetensors weights and a tokenizer."""
+    if (folder / "adapter_config.json").is_file() and not _model_weights(folder):
+        raise InputError(
+            f"{folder} holds an adapter only, not the model it belongs to.\n"
+            "Merge it into its base model (peft: merge_and_unload, then save_pretrained) and give that folder."
+        )
+    _check_config(folder)
+    _check_weights(folder)
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise InputError(
+            f"{folder} has no tokenizer ({', '.join(TOKENIZER_FILES[:3])} ...).\n"
+            "Save it next to the model: tokenizer.save_pretrained(folder)."
+        )
+    if "auto_map" in _json(folder / "tokenizer_config.json"):
+        raise _remote_code(folder / "tokenizer_config.json")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of the model, sorted by name: those of the index if there is one."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return [folder / name for name in sorted(set(_json(index).get("weight_map", {}).values()))]
+    single = folder / "model.safetensors"
+    return [single] if single.is_file() else _model_weights(folder)
+
+
+def _model_weights(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("*.safetensors") if not p.name.startswith("adapter_"))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is not valid JSON ({error}). Fetch or save the model again.") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _check_config(folder: Path) -> None:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise InputError(
+            f"{folder} has no config.json, so it is not a model in Hugging Face format.\n"
+            "Give the folder that save_pretrained wrote (in a run: model/ or checkpoints/step_...)."
+        )
+    config = _json(path)
+    if "auto_map" in config:
+        raise _remote_code(path)
+    if "quantization_config" in config:
+        raise InputError(
+            f"{folder} holds quantised weights, which cannot be trained.\nGive the model in fp32, bf16 or fp16."
+        )
+    kind, named = config.get("model_type"), config.get("architectures") or []
+    causal = {name for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in _names(value)}
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or (named and not causal & set(named)):
+        raise InputError(
+            f"{folder} is no causal language model that transformers knows: model_type {kind!r}, "
+            f"architectures {named}.\nGive a model that AutoModelForCausalLM loads."
+        )
+
+
+def _names(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _remote_code(path: Path) -> InputError:
+    return InputError(
+        f"{path} asks for Python code that comes with the model (auto_map), which is never run here.\n"
+        "Use a model whose class is part of transformers; if transformers has the class, remove auto_map from the file."
+    )
+
+
+def _check_weights(folder: Path) -> None:
+    files = weight_files(folder)
+    if not files:
+        pickles = sorted(p.name for pattern in PICKLES for p in folder.glob(pattern))
+        if pickles:
+            raise InputError(
+                f"{folder} has pickled weights only ({', '.join(pickles[:3])}). They were not read, because loading "
+                "a pickle runs whatever code is in it.\n"
+                "Convert them to safetensors where you trust them: model.save_pretrained(folder)."
+            )
+        raise InputError(f"{folder} has no weights (*.safetensors). Save the model with save_pretrained.")
+    for path in files:
+        if not path.is_file():
+            raise InputError(f"{folder} lacks {path.name}, which its index names. Fetch or save the model again.")
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path} is broken or cut off ({error}).\nFetch or save the model again.") from error

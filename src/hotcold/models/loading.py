@@ -1,0 +1,208 @@
+"""From a folder, hub name or GGUF file to a model ready for training, and back to a folder."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from hotcold.errors import InputError
+from hotcold.models.checks import check_folder, looks_like_a_hub_name, missing_folder, weight_files
+from hotcold.models.gguf_files import dequantised, file_sha256, smollm2_file
+from hotcold.models.hf import context_length
+
+SMOLLM2 = "smollm2"
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]  # never a pickle, never code
+UNUSED_DROPOUT = ("classifier", "summary")  # heads that a language model does not have
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal language model: fp32, eval mode, no dropout."""
+
+    module: Any  # a transformers PreTrainedModel
+    tokenizer: Any
+    eos_ids: tuple[int, ...]  # every id that ends a response
+    pad_id: int  # only fills; may be an EOS id
+    context_length: int | None
+    source: str  # the folder it was loaded from
+    sha256: str  # of the weight files
+    notes: tuple[str, ...]  # what was changed on the way, for the user
+
+
+def load_model(spec: str, device: str = "cpu", cache_dir: str | Path | None = None) -> LoadedModel:
+    """`spec`: a folder in Hugging Face format, a .gguf file, `smollm2`, or a hub name."""
+    with _quiet():
+        folder = resolve_folder(spec, Path(cache_dir) if cache_dir is not None else None)
+        check_folder(folder)
+        tokenizer = _load_tokenizer(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        notes = _without_dropout(config)
+        module = _load_module(folder, config)
+    notes += _without_dropout_modules(module)
+    _check_vocabulary(folder, module, tokenizer)
+    eos_ids = all_eos_ids(module, tokenizer)
+    if not eos_ids:
+        notes.append("the model names no EOS id: every response runs to the length limit or a stop string")
+    pad_id = tokenizer.pad_token_id
+    if pad_id is None:
+        pad_id = eos_ids[0] if eos_ids else 0
+    length = context_length(config.get_text_config())
+    return LoadedModel(
+        module.eval().to(device),
+        tokenizer,
+        eos_ids,
+        pad_id,
+        length,
+        str(folder),
+        file_sha256(*weight_files(folder)),
+        tuple(notes),
+    )
+
+
+def resolve_folder(spec: str, cache_dir: Path | None = None) -> Path:
+    path = Path(spec).expanduser()
+    if spec == SMOLLM2:
+        return dequantised(smollm2_file(), cache_dir)
+    if path.suffix == ".gguf" and path.is_file():
+        return dequantised(path, cache_dir)
+    if path.is_dir():
+        return path
+    if path.suffix != ".gguf" and looks_like_a_hub_name(spec):
+        return _from_hub(spec)
+    raise missing_folder(spec)
+
+
+def _from_hub(name: str) -> Path:
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=["*/*", "consolidated*"]))
+    except Exception as error:
+        reason = str(error).strip().splitlines()
+        raise InputError(
+            f"{str(missing_folder(name)).splitlines()[0]}\nAs a hub name it could not be fetched: "
+            f"{type(error).__name__}: {reason[0][:200] if reason else ''}\n"
+            "Check the name and the network, or give a folder on this machine (model=smollm2 needs no hub)."
+        ) from error
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        raise InputError(
+            f"The tokenizer in {folder} could not be loaded ({type(error).__name__}: {str(error).splitlines()[0]}).\n"
+            "Save it again with tokenizer.save_pretrained(folder)."
+        ) from error
+
+
+def _load_module(folder: Path, config: Any) -> Any:
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=torch.float32,
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    module, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise InputError(
+            f"{folder} lacks {len(missing)} of the model's tensors, which would start at random: "
+            f"{', '.join(missing[:3])} ...\nThe folder holds another kind of model, or was saved incompletely."
+        )
+    return module.float()
+
+
+def _without_dropout(config: Any) -> list[str]:
+    """Sets every dropout rate of the config to 0: the ratio before the first update must be 1."""
+    notes = []
+    for part in {id(c): c for c in (config, config.get_text_config())}.values():
+        for name, value in list(vars(part).items()):
+            is_rate = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if "drop" in name and is_rate and value > 0 and not name.startswith(UNUSED_DROPOUT):
+                setattr(part, name, 0.0)
+                notes.append(f"{name} {value} in the config was set to 0")
+    return notes
+
+
+def _without_dropout_modules(module: nn.Module) -> list[str]:
+    notes = []
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+            notes.append(f"dropout {part.p} in {name} was set to 0")
+            part.p = 0.0
+    return notes
+
+
+def _check_vocabulary(folder: Path, module: Any, tokenizer: Any) -> None:
+    rows, highest = module.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values(), default=-1)
+    if highest >= rows:
+        raise InputError(
+            f"The tokenizer in {folder} has ids up to {highest}, the model's embedding only {rows} rows.\n"
+            "They do not belong together, or model.resize_token_embeddings(len(tokenizer)) was left out."
+        )
+
+
+def all_eos_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Every EOS id of the generation config, the config and the tokenizer, each once, in this order."""
+    generation = getattr(module, "generation_config", None)
+    found: list[int] = []
+    for source in (generation, module.config.get_text_config(), module.config, tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        found += value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    return tuple(dict.fromkeys(int(i) for i in found))
+
+
+def export_model(module: Any, tokenizer: Any, folder: str | Path, eos_ids: tuple[int, ...]) -> None:
+    """A plain Hugging Face folder in float32 safetensors, with the tokenizer, chat template and all EOS ids."""
+    assert all(p.dtype == torch.float32 for p in module.parameters() if p.is_floating_point())
+    generation = copy.deepcopy(getattr(module, "generation_config", None))
+    with _as_stored(module.config, _is_tied(module)), _quiet():
+        module.save_pretrained(folder)
+    if generation is not None:
+        if eos_ids:
+            generation.eos_token_id = eos_ids[0] if len(eos_ids) == 1 else list(eos_ids)
+        if not generation.do_sample and any(getattr(generation, n, None) for n in ("temperature", "top_p", "top_k")):
+            generation.do_sample = True  # a file with a temperature and no sampling is refused by transformers
+        generation.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _is_tied(module: Any) -> bool:
+    """Whether head and embedding are one tensor: what is stored decides, not what the config says."""
+    head = module.get_output_embeddings()
+    return head is not None and head.weight.data_ptr() == module.get_input_embeddings().weight.data_ptr()
+
+
+@contextmanager
+def _as_stored(config: Any, tied: bool) -> Iterator[None]:
+    """A config that says tied while the tensors differ, or the reverse, would lose the head when it is loaded."""
+    said = config.tie_word_embeddings
+    config.tie_word_embeddings = tied
+    try:
+        yield
+    finally:
+        config.tie_word_embeddings = said
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars; errors come as ours."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
