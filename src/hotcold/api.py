@@ -12,12 +12,13 @@ from hotcold.config import Config
 from hotcold.launch import Run
 from hotcold.launch import train as launch_train
 
+Data = str | os.PathLike[str] | Sequence[dict[str, Any]] | Callable[[], Any] | dict[str, Any]
 Reward = str | Callable[..., Any]
 
 
 def train(
     model: str | os.PathLike[str],
-    data: str | os.PathLike[str] | Sequence[dict[str, Any]] | Callable[..., Any] | None = None,
+    data: Data | None = None,
     reward: Reward | Sequence[Reward] | None = None,
     algorithm: str | Algorithm = "grpo",
     *,
@@ -27,7 +28,8 @@ def train(
     """Train and return the run: `.model_dir`, `.metrics`, `.evaluate()`.
 
     `keys` are those of the command line; a nested one is `eval={"every": 5}` or `eval__every=5`. `echo` hears the
-    progress, line by line; None is silent.
+    progress, line by line; None is silent. `data` may be a file or name, rows, a function that returns rows, or a dict
+    of its keys: `{"path": ..., "prompt": ...}`.
     """
     given = {"data": data, "reward": reward}
     config = Config.from_keys(

@@ -242,9 +242,7 @@ def _guarded(body: Callable[[], int | None], debug: bool) -> int:
 def _unexpected(error: Exception, debug: bool) -> int:
     if isinstance(error, OSError) and error.errno in RESUMABLE:
         place = f" ({error.filename})" if error.filename else ""
-        _complain(
-            f"{error.strerror}{place}. A training run continues from its last checkpoint with resume=FOLDER.", debug
-        )
+        _complain(f"{error.strerror}{place}. A run continues from its last checkpoint with resume=FOLDER.", debug)
         return 75
     last = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split())[:300]

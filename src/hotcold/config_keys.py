@@ -111,7 +111,7 @@ TRAIN_KEYS: dict[str, tuple[Key, ...]] = {
         Key("run", "by name and time", "name of the folder under runs/, or a path"),
         Key("resume", "no", "no; auto: continue `run` if it exists, else start; or a run folder"),
         Key("save_every", "20", "steps between checkpoints; 0 is only the last"),
-        Key("keep_checkpoints", "2", "newest checkpoints that are kept"),
+        Key("keep_checkpoints", "2", "newest checkpoints that are kept, beside the best"),
         SEED,
     ),
 }

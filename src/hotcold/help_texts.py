@@ -45,7 +45,8 @@ where reward.py holds, for example
   def reward(completion, answer):        # any column of the data, by its name
       return completion.strip() == answer
 
-a.b=c, --a.b c and --a.b=c are the same; a list is written reward='[a.py, b.py:style]'; auto and null leave the choice to us.
+a.b=c, --a.b c and --a.b=c are the same; a list is written reward='[a.py, b.py:style]'.
+Where the default begins with auto, null brings it back.
 Paths in a recipe are looked for from the current directory, then beside the recipe.
 
 Algorithms
