@@ -91,6 +91,15 @@ def test_a_rate_of_zero_is_allowed_with_a_warning() -> None:
     )
 
 
+def test_null_and_auto_bring_an_automatic_key_back() -> None:
+    for word in ("null", "auto"):
+        keys = ("learning_rate", "max_tokens", "max_grad_norm", "tokens_per_microbatch", "threads", "chat", "device")
+        config = train(*(f"{key}={word}" for key in keys))
+        automatic = (config.learning_rate, config.max_tokens, config.max_grad_norm, config.tokens_per_microbatch)
+        assert automatic == (None, None, None, None)
+        assert (config.threads, config.data.chat, config.device) == (None, None, "auto")
+
+
 def test_what_is_missing_is_said_with_an_example() -> None:
     for absent in ("model", "data", "reward"):
         words = [word for word in ENOUGH if not word.startswith(absent)]

@@ -93,6 +93,7 @@ def _sampler(value: Any) -> Any:
 
 
 def _device(value: Any) -> Any:
+    value = "auto" if value is None else value
     if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
         raise ValueError("auto, cpu, cuda, cuda:1 or mps is needed")
     return value
