@@ -196,3 +196,71 @@ def assert_close(actual: Any, expected: Any, tolerance: float = 1e-12) -> None:
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
     gap = (actual - expected).abs() / expected.abs().clamp(min=1)
     assert bool((gap <= tolerance).all()), f"largest gap {float(gap.max()):.3e}\n{actual}\n{expected}"
+
+
+# ------------------------------------------------------------------ tiny models of real architectures, float32
+
+
+def tiny_llama(seed: int = 0) -> Any:
+    """Two layers, rotary positions, 24 tokens; wide initial weights, so that no distribution is flat."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=24,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+def tiny_gpt2(seed: int = 0) -> Any:
+    """Two layers, learned positions, and the dropout of 0.1 that is in every GPT-2 config."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=24,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=64,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    assert config.resid_pdrop == 0.1
+    return GPT2LMHeadModel(config)
+
+
+TINY = {"llama": tiny_llama, "gpt2": tiny_gpt2}
+
+
+def ragged_rollouts(num_groups: int = 3, group_size: int = 4, seed: int = 0) -> list[Rollout]:
+    """Prompts of 1 to 9 tokens, responses of 1 to 8, some with a gap; graded scores; groups interleaved."""
+    random = torch.Generator().manual_seed(seed)
+
+    def ids(n: int) -> Response:
+        return tuple(torch.randint(1, 24, (n,), generator=random).tolist())
+
+    prompts = [ids(1 + 4 * g) for g in range(num_groups)]
+    rows = []
+    for episode in range(num_groups * group_size):
+        length = 1 + (3 * episode) % 8
+        mask = tuple(i != 1 or length < 4 or episode % 3 > 0 for i in range(length))
+        score = float(torch.randint(0, 4, (1,), generator=random)) / 3
+        group = episode % num_groups
+        rows.append(Rollout(prompts[group], ids(length), group, episode, response_mask=mask, reward=score))
+    return rows
+
+
+def relative_gap(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """Relative L2 distance of two gradients over all parameters."""
+    difference = math.sqrt(sum(float(((x - y).double() ** 2).sum()) for x, y in zip(a, b, strict=True)))
+    return difference / math.sqrt(sum(float((y.double() ** 2).sum()) for y in b))
