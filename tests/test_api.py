@@ -6,7 +6,7 @@ import pytest
 
 import hotcold
 import hotcold.api
-from hotcold.config import Config
+from hotcold.config.schema import Config
 from hotcold.errors import InputError
 
 Passed = list[tuple[Config, Any]]

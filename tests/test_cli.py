@@ -15,8 +15,8 @@ import pytest
 
 import hotcold
 from hotcold.cli import main
-from hotcold.config import Config, EvalConfig, SampleConfig
-from hotcold.config_keys import EVAL_KEYS, LATER_KEYS, SAMPLE_KEYS, TRAIN_KEYS
+from hotcold.config.keys import EVAL_KEYS, LATER_KEYS, SAMPLE_KEYS, TRAIN_KEYS
+from hotcold.config.schema import Config, EvalConfig, SampleConfig
 
 ENOUGH = ("model=m", "data=d.jsonl", "reward=r.py")
 Ran = tuple[int, str, str]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hotcold.config import Config, decided, eval_config, sample_config, train_config
-from hotcold.config_show import describe, flat_values, resolved, to_yaml
+from hotcold.config.schema import Config, decided, eval_config, sample_config, train_config
+from hotcold.config.show import describe, flat_values, resolved, to_yaml
 from hotcold.errors import InputError, NotAvailableError
 
 ENOUGH = ("model=m", "data=d.jsonl", "reward=r.py")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hotcold.config import Config, sample_config, train_config
-from hotcold.config_sources import plain_value, read_arguments
+from hotcold.config.schema import Config, sample_config, train_config
+from hotcold.config.sources import plain_value, read_arguments
 from hotcold.errors import InputError
 
 ENOUGH = ("model=m", "data=d.jsonl", "reward=r.py")

@@ -5,9 +5,9 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from hotcold.algorithms.presets import PRESETS
-from hotcold.config import Config, EvalConfig, SampleConfig, Settings
-from hotcold.config_keys import ALGORITHM_KEYS, EVAL_KEYS, LATER_KEYS, SAMPLE_KEYS, TRAIN_KEYS, Key
-from hotcold.foreign_keys import FOREIGN
+from hotcold.config.foreign import FOREIGN
+from hotcold.config.keys import ALGORITHM_KEYS, EVAL_KEYS, LATER_KEYS, SAMPLE_KEYS, TRAIN_KEYS, Key
+from hotcold.config.schema import Config, EvalConfig, SampleConfig, Settings
 
 DOC = Path(__file__).parents[1] / "docs" / "keys.md"
 SAME_IN_TRL = {"model", "reward_weights", "learning_rate", "max_grad_norm", "warmup_steps", "temperature"}

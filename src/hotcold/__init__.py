@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hotcold.algorithms.reinforce import REINFORCE
     from hotcold.algorithms.rloo import RLOO
     from hotcold.api import train
-    from hotcold.config import Config
+    from hotcold.config.schema import Config
     from hotcold.errors import InputError
 
     __version__: str
@@ -23,7 +23,7 @@ __all__ = ["GRPO", "REINFORCE", "RLOO", "Config", "ExpertIteration", "InputError
 
 _HOME = {
     "train": "hotcold.api",
-    "Config": "hotcold.config",
+    "Config": "hotcold.config.schema",
     "InputError": "hotcold.errors",
     "REINFORCE": "hotcold.algorithms.reinforce",
     "RLOO": "hotcold.algorithms.rloo",

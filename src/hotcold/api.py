@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hotcold.algorithms.base import Algorithm
-from hotcold.config import Config
+from hotcold.config.schema import Config
 from hotcold.launch import Run
 from hotcold.launch import train as launch_train
 

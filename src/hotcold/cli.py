@@ -14,8 +14,8 @@ from typing import Any
 
 import typer
 
-from hotcold import help_texts
-from hotcold.config_sources import read_arguments
+from hotcold.config import help_texts
+from hotcold.config.sources import read_arguments
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
 
 VERBS = ("train", "eval", "sample", "demo")
@@ -23,7 +23,7 @@ LATER_VERBS = ("verify", "doctor", "report", "view", "compare", "export", "impor
 RESUMABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 MAX_LINES = 5  # of an error
 
-# Help is ours (`help_texts`), and KEY=VALUE and --KEY VALUE are read by `config_sources`, not by typer.
+# Help is ours (`help_texts`), and KEY=VALUE and --KEY VALUE are read by `config.sources`, not by typer.
 _OURS: dict[str, Any] = {"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True}
 app = typer.Typer(
     add_completion=False,
@@ -100,7 +100,7 @@ def _verb(body: Callable[[], int | None], help_text: Callable[[], str], show_hel
 
 
 def _train(tokens: Sequence[str], dry_run: bool) -> None:
-    from hotcold.config import train_config
+    from hotcold.config.schema import train_config
 
     config = train_config(tokens)
     for warning in config.warnings:
@@ -114,7 +114,7 @@ def _train(tokens: Sequence[str], dry_run: bool) -> None:
 
 
 def _evaluate(tokens: Sequence[str], as_json: bool) -> None:
-    from hotcold.config import eval_config
+    from hotcold.config.schema import eval_config
 
     config = eval_config(tokens)
     from hotcold import launch
@@ -124,7 +124,7 @@ def _evaluate(tokens: Sequence[str], as_json: bool) -> None:
 
 
 def _sample(tokens: Sequence[str], as_json: bool) -> None:
-    from hotcold.config import sample_config
+    from hotcold.config.schema import sample_config
 
     config = sample_config(tokens)
     from hotcold import launch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,15 +105,21 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def _load_module(folder: Path, config: Any) -> Any:
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder,
-        config=config,
-        dtype=torch.float32,
-        use_safetensors=True,
-        trust_remote_code=False,
-        local_files_only=True,
-        output_loading_info=True,
-    )
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise InputError(
+            f"The model in {folder} could not be loaded: {str(error).strip().splitlines()[0][:300]}\n"
+            "Its config.json and its weights may not belong together. Fetch or save the model again."
+        ) from error
     module, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:
@@ -164,18 +170,11 @@ def all_eos_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(i) for i in found))
 
 
-def export_model(module: Any, tokenizer: Any, folder: str | Path, eos_ids: tuple[int, ...]) -> None:
+def export_model(module: Any, tokenizer: Any, folder: str | Path, eos_ids: Sequence[int]) -> None:
     """A plain Hugging Face folder in float32 safetensors, with the tokenizer, chat template and all EOS ids."""
     assert all(p.dtype == torch.float32 for p in module.parameters() if p.is_floating_point())
-    generation = copy.deepcopy(getattr(module, "generation_config", None))
-    with _as_stored(module.config, _is_tied(module)), _quiet():
+    with _as_stored(module, eos_ids), _quiet():
         module.save_pretrained(folder)
-    if generation is not None:
-        if eos_ids:
-            generation.eos_token_id = eos_ids[0] if len(eos_ids) == 1 else list(eos_ids)
-        if not generation.do_sample and any(getattr(generation, n, None) for n in ("temperature", "top_p", "top_k")):
-            generation.do_sample = True  # a file with a temperature and no sampling is refused by transformers
-        generation.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -186,14 +185,28 @@ def _is_tied(module: Any) -> bool:
 
 
 @contextmanager
-def _as_stored(config: Any, tied: bool) -> Iterator[None]:
-    """A config that says tied while the tensors differ, or the reverse, would lose the head when it is loaded."""
-    said = config.tie_word_embeddings
-    config.tie_word_embeddings = tied
+def _as_stored(module: Any, eos_ids: Sequence[int]) -> Iterator[None]:
+    """For the time of saving, the configs say what is true; else the head would be lost when the folder is loaded."""
+    config, generation = module.config, module.generation_config
+    said_tied = config.tie_word_embeddings
+    config.tie_word_embeddings = _is_tied(module)
+    module.generation_config = _saveable(generation, eos_ids)
     try:
         yield
     finally:
-        config.tie_word_embeddings = said
+        config.tie_word_embeddings, module.generation_config = said_tied, generation
+
+
+def _saveable(generation: Any, eos_ids: Sequence[int]) -> Any:
+    """A copy with every EOS id. A temperature without `do_sample`, as in many published models, cannot be saved."""
+    out = copy.deepcopy(generation)
+    if eos_ids:
+        out.eos_token_id = eos_ids[0] if len(eos_ids) == 1 else list(eos_ids)
+    try:
+        out.validate(strict=True)
+    except ValueError:
+        out.do_sample = True
+    return out
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hotcold.algorithms.base import Forward
 from hotcold.batch import Batch
 from hotcold.equations.logprobs import selected_logp, state_entropy
-from hotcold.models.hf import supports_logits_to_keep
+from hotcold.models.hf import position_kwargs, supports_logits_to_keep
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def trained_logits(module: nn.Module, batch: Batch, row: Tensor, at: Tensor) -> 
     out = module(
         input_ids=batch.tokens,
         attention_mask=attention,
-        position_ids=positions[None, :].expand_as(batch.tokens),
         use_cache=False,
+        **position_kwargs(module, positions[None, :].expand_as(batch.tokens)),
         **extra,
     )
     return out.logits[row, at - 1 - first]

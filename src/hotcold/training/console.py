@@ -10,24 +10,27 @@ from rich.status import Status
 
 
 class Console:
-    """Prints to standard output, and keeps the same lines in the run's log through `log`."""
+    """Lines go to `echo` and to the run's log; the live line goes to standard error, if that is a terminal."""
 
-    def __init__(self, log: Callable[[str], None] = lambda _: None, quiet: bool = False):
-        self._rich = RichConsole(highlight=False, quiet=quiet, soft_wrap=True)
+    def __init__(self, echo: Callable[[str], None] | None, log: Callable[[str], None] = lambda _: None):
+        self._echo = echo
         self._log = log
+        self._rich = RichConsole(stderr=True, highlight=False)
+        self._live = echo is not None and self._rich.is_terminal
         self._status: Status | None = None
 
     def say(self, text: str) -> None:
-        self._rich.print(text, markup=False)
+        self.quiet_stage()
+        if self._echo is not None:
+            self._echo(text)
         self._log(text)
 
     def warn(self, text: str) -> None:
-        self._rich.print(f"note: {text}", markup=False, style="yellow")
-        self._log(f"note: {text}")
+        self.say(f"note: {text}")
 
     def stage(self, name: str, done: int, of: int) -> None:
         """A stage of the current step; shown only on a terminal."""
-        if not self._rich.is_terminal:
+        if not self._live:
             return
         if self._status is None:
             self._status = self._rich.status("", spinner="dots")
@@ -40,7 +43,6 @@ class Console:
             self._status = None
 
     def step(self, metrics: dict[str, Any], steps: int, seconds_left: float | None) -> None:
-        self.quiet_stage()
         self.say(step_line(metrics, steps, seconds_left))
 
 

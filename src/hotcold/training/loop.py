@@ -76,7 +76,6 @@ class Loop:
             evaluation, seconds = timed(self.evaluator, self.console.stage)
             progress = self._evaluated(progress, evaluation)
             progress = replace(progress, before=evaluation.summary())
-            self.console.quiet_stage()
             self.console.say(f"held-out before training: greedy {evaluation.greedy}  [{seconds:.1f} s]")
         while progress.step < self.settings.steps and not self._reached(evaluation):
             progress, metrics, evaluation = self._step(progress)

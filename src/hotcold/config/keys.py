@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from hotcold.algorithms.presets import PRESETS
+from hotcold.config.foreign import find_foreign, translation
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
-from hotcold.foreign_keys import find_foreign, translation
 
 
 @dataclass(frozen=True)

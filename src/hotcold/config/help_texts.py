@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable
 
 from hotcold.algorithms.presets import PRESETS
-from hotcold.config_keys import EVAL_KEYS, SAMPLE_KEYS, TRAIN_KEYS, Key
+from hotcold.config.keys import EVAL_KEYS, SAMPLE_KEYS, TRAIN_KEYS, Key
 
 WIDTH = 100
 

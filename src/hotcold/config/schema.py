@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hotcold.algorithms.presets import NOT_BUILT, PRESETS
-from hotcold.config_checks import (
+from hotcold.config.checks import (
     PYTHON,
     Auto,
     Count,
@@ -39,7 +39,7 @@ from hotcold.config_checks import (
     missing,
     word_for_none,
 )
-from hotcold.config_keys import (
+from hotcold.config.keys import (
     ALGORITHM_KEYS,
     EVAL_KEYS,
     SAMPLE_KEYS,
@@ -49,7 +49,7 @@ from hotcold.config_keys import (
     all_names,
     unknown_keys_error,
 )
-from hotcold.config_sources import Given, Keys, read_arguments, read_keywords, read_recipe, whole_name
+from hotcold.config.sources import Given, Keys, read_arguments, read_keywords, read_recipe, whole_name
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True, protected_namespaces=())

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from hotcold.config_keys import SHORT
+from hotcold.config.keys import SHORT
 from hotcold.errors import InputError
 
 # Taken from the command line as they stand: a run called 007 is no number, a prompt may look like YAML.

@@ -7,10 +7,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from hotcold.config import Config, EvalConfig, Settings
-from hotcold.config_checks import PYTHON
-from hotcold.config_keys import EVAL_KEYS, SAMPLE_KEYS, TRAIN_KEYS, Key
-from hotcold.config_sources import plain_value, whole_name
+from hotcold.config.checks import PYTHON
+from hotcold.config.keys import EVAL_KEYS, SAMPLE_KEYS, TRAIN_KEYS, Key
+from hotcold.config.schema import Config, EvalConfig, Settings
+from hotcold.config.sources import plain_value, whole_name
 
 
 def flat_values(config: Settings) -> dict[str, Any]:
