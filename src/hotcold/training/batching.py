@@ -73,7 +73,7 @@ def skippable(batch: Batch, objective: Objective) -> Tensor:
     """[B] bool: rows whose loss is identically 0, so that computing them would add nothing to the gradient.
 
     Candidates have advantage 0 at every trained token and a loss of log-probabilities alone. Whether the loss really
-    vanishes there is asked of the loss itself, at random log-probabilities: it and its gradient must be exactly 0.
+    vanishes there is asked of the loss itself, at many log-probabilities: it and its gradient must be exactly 0.
     """
     nothing = ~batch.trained.any(1)
     if batch.advantages is None or objective.needs - {"logp"}:
@@ -83,23 +83,38 @@ def skippable(batch: Batch, objective: Objective) -> Tensor:
     if not len(rows):
         return nothing
     part, zero = batch.select(rows), torch.ones(len(rows), dtype=torch.bool)
-    for draw in range(3):
-        zero &= _vanishes(part, objective, seed=draw)
+    for logp, old in _probes(part):
+        zero &= _vanishes(part, objective, logp, old)
     skipped = nothing.clone()
     skipped[rows[zero]] = True
     return skipped
 
 
-def _vanishes(batch: Batch, objective: Objective, seed: int) -> Tensor:
-    """[B] bool: the loss and its gradient are exactly 0 at one random draw of the log-probabilities."""
-    random = torch.Generator().manual_seed(seed)
+PROBES = (-0.001, -0.03, -0.3, -1.0, -3.0, -10.0, -30.0)  # nats
+
+
+def _probes(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of log pi, log pi_old [B, T]: every pair of levels, so that chance misses no hinge, then random ones."""
     shape, dtype = batch.tokens.shape, batch.token_rewards.dtype
-    logp, old = (-5 * torch.rand(shape, generator=random, dtype=dtype) for _ in range(2))
-    logp = torch.where(batch.trained, logp, 0.0).requires_grad_()
+    for logp in PROBES:
+        for old in PROBES:
+            yield torch.full(shape, logp, dtype=dtype), torch.full(shape, old, dtype=dtype)
+    random = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        yield (
+            -5 * torch.rand(shape, generator=random, dtype=dtype),
+            -5 * torch.rand(shape, generator=random, dtype=dtype),
+        )
+
+
+def _vanishes(batch: Batch, objective: Objective, logp: Tensor, old: Tensor) -> Tensor:
+    """[B] bool: the loss and its gradient are exactly 0 at these log-probabilities."""
+    trained = batch.trained
+    logp = torch.where(trained, logp, 0.0).requires_grad_()
     with torch.enable_grad():
-        loss = objective.loss(Forward(logp=logp), batch.replace(logp_old=torch.where(batch.trained, old, 0.0))).loss
-        loss = torch.where(batch.trained, loss, 0.0)
-        gradient = torch.zeros(shape)
+        loss = objective.loss(Forward(logp=logp), batch.replace(logp_old=torch.where(trained, old, 0.0))).loss
+        loss = torch.where(trained, loss, 0.0)
+        gradient = torch.zeros_like(loss)
         if loss.requires_grad:
             (gradient,) = torch.autograd.grad(loss.sum(), logp, allow_unused=True, materialize_grads=True)
-    return ((loss == 0) & (gradient == 0)).all(1)
+    return ((loss == 0) & (torch.where(trained, gradient, 0.0) == 0)).all(1)
