@@ -28,6 +28,7 @@ class _Running:
     cache: Any
     mask: Tensor  # [n, prompt width + tokens to come] attention: 0 on the padding left of the prompt
     logits: Tensor  # [n, V] of the next token
+    width: int  # columns of the mask that have been read
 
 
 @dataclass(frozen=True)
@@ -176,14 +177,16 @@ class TransformersSampler:
         positions = (attention.cumsum(1) - 1).clamp(min=0)
         out = self.module(
             input_ids=tokens,
-            attention_mask=attention,
+            **self._attention(attention),
             **position_kwargs(self.module, positions),
             **forward_kwargs(self.module, None),
             **extra,
         )
         room = attention.new_ones((len(prompts), num_steps))
         mask = torch.cat([attention, room], 1)
-        state = _Running(torch.arange(len(prompts), device=device), cache_of(out), mask, out.logits[:, -1])
+        state = _Running(
+            torch.arange(len(prompts), device=device), cache_of(out), mask, out.logits[:, -1], tokens.shape[1]
+        )
         if not self.row_cache:
             return state
         source = torch.tensor([index[r.prompt_ids] for r in requests], device=device)
@@ -192,15 +195,19 @@ class TransformersSampler:
         return state
 
     def _advance(self, state: _Running, token: Tensor, positions: Tensor) -> _Running:
-        width = state.cache.get_seq_length() + 1 if self.row_cache else state.mask.shape[1]
+        state.width += 1
         out = self.module(
             input_ids=token[:, None],
-            attention_mask=state.mask[:, :width],
+            **self._attention(state.mask[:, : state.width]),
             **position_kwargs(self.module, positions[:, None]),
             **forward_kwargs(self.module, state.cache),
         )
         state.logits = out.logits[:, -1]
         return state
+
+    def _attention(self, mask: Tensor) -> dict[str, Tensor]:
+        """Recurrent models get rows without padding, and no mask: with one they read their cache differently."""
+        return {"attention_mask": mask} if self.row_cache else {}
 
     def _end_ids(self, options: SamplingOptions) -> list[int]:
         """EOS ids, and stop strings that are one special token: their text never shows in a decoded response."""
@@ -229,7 +236,7 @@ class TransformersSampler:
 
 def _select(state: _Running, index: Tensor, room: int = 0) -> _Running:
     select_rows(state.cache, index, room)
-    return _Running(state.rows[index], state.cache, state.mask[index], state.logits[index])
+    return _Running(state.rows[index], state.cache, state.mask[index], state.logits[index], state.width)
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
