@@ -24,7 +24,7 @@ from hotcold.algorithms.rloo import RLOO
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.errors import InputError
 from hotcold.training.collect import kept
-from toy_policies import EXACT, assert_close
+from tests.toy_policies import EXACT, assert_close
 
 
 def batch_of(rewards: list[float | None], group: list[int] | None = None) -> Batch:

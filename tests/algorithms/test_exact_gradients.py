@@ -42,7 +42,7 @@ from hotcold.equations import (
     sum_per_response,
     truncated_is_policy_gradient,
 )
-from toy_policies import EXACT, PROMPT, T1, T2, TOOL, Response, Toy, assert_close, expected_update
+from tests.toy_policies import EXACT, PROMPT, T1, T2, TOOL, Response, Toy, assert_close, expected_update
 
 GRAD_J = {"T1": torch.tensor(EXACT["T1"]["grad_J"], dtype=torch.float64)}
 _log_odds = torch.tensor(EXACT["T2"]["grad_J"], dtype=torch.float64)

@@ -16,7 +16,7 @@ from hotcold.algorithms.losses import policy_gradient_loss
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.engines.local import LocalEngine
 from hotcold.equations import sum_per_response
-from toy_policies import TINY, assert_close, ragged_rollouts, tiny_gpt2, tiny_llama
+from tests.toy_policies import TINY, assert_close, ragged_rollouts, tiny_gpt2, tiny_llama
 
 
 class Bigram(nn.Module):

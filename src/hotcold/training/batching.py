@@ -90,7 +90,7 @@ def skippable(batch: Batch, objective: Objective) -> Tensor:
     return skipped
 
 
-PROBES = (-0.001, -0.03, -0.3, -1.0, -3.0, -10.0, -30.0)  # nats
+PROBES = (-0.003, -0.1, -1.0, -5.0, -25.0)  # nats
 
 
 def _probes(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
