@@ -1,6 +1,7 @@
-"""The worked examples of the course chapter and its questions, through the public equations.
+"""The worked examples of the course chapter, its questions and its derivations, through the public equations.
 
-Every number is worked out in a comment or stands in tests/vectors/exact.json under `chapter`.
+Every number is worked out in a comment or stands in tests/vectors/exact.json. T1 is its policy of two tokens, small
+enough to sum over all four responses.
 """
 
 import json
@@ -20,11 +21,15 @@ from hotcold.equations import (
     policy_gradient,
     reward_to_go,
     sum_per_response,
+    td_errors,
     terminal_rewards,
     token_logp,
+    value_loss,
 )
+from tests.equations.exact_policies import T1, probabilities, table
 
-CHAPTER = json.loads((Path(__file__).parent / "vectors" / "exact.json").read_text(encoding="utf-8"))["chapter"]
+EXACT = json.loads((Path(__file__).parent / "vectors" / "exact.json").read_text(encoding="utf-8"))
+CHAPTER = EXACT["chapter"]
 TOKENS = torch.tensor([[0, 0], [0, 1], [0, 2]])  # one prompt token, then the response A, B or C
 MASK = torch.tensor([[False, True]]).expand(3, 2)
 
@@ -176,3 +181,79 @@ def test_the_first_exact_step_of_the_toy_run() -> None:
     after = (z.detach() + 0.5 * step).softmax(0)
     close(after[0], 0.37133812569243685)
     close(after, CHAPTER["toy_training"]["exact_step_at_lr_0.5"])
+
+
+# ------------------------------------------------------------------ the derivations, on T1
+
+
+def response_logp(logits: Tensor) -> Tensor:
+    """[4] log pi(y|x): the sum over the tokens of each response."""
+    return torch.where(T1.mask, token_logp(T1.logits(logits), T1.tokens), 0.0).sum(1)
+
+
+def test_the_expected_reward_is_a_sum_over_all_responses() -> None:
+    # J = sum_y p(y) R(y), p from the sum of token log-probabilities.
+    close((response_logp(table("theta")).exp() * T1.rewards).sum(), EXACT["T1"]["J"])
+
+
+def test_the_three_forms_of_the_gradient_are_one() -> None:
+    theta = table("theta")
+    logp = response_logp(theta)
+    p = logp.detach().exp()
+    # sum_y R grad p: the sum itself is differentiated
+    (direct,) = torch.autograd.grad((logp.exp() * T1.rewards).sum(), theta, retain_graph=True)
+    # sum_y p R grad log p: grad p = p grad log p
+    (by_log,) = torch.autograd.grad((p * T1.rewards * logp).sum(), theta, retain_graph=True)
+    # E[R sum_t grad log pi(y_t|s_t)]: token by token, as training does it
+    advantages = torch.where(T1.mask, T1.rewards[:, None], 0.0)
+    per_token = policy_gradient(token_logp(T1.logits(theta), T1.tokens), advantages)
+    (by_token,) = torch.autograd.grad((p[:, None] * torch.where(T1.mask, per_token, 0.0)).sum(), theta)
+    for gradient in (direct, by_log, -by_token):
+        close(gradient, EXACT["T1"]["grad_J"])
+
+
+def test_a_ratio_turns_a_mean_under_the_old_policy_into_one_under_the_new() -> None:
+    # E_old[ratio f(a)] = E_new[f(a)] for the first token, f its action value: under the new policy that mean is J.
+    new, old = (token_logp(T1.logits(table(name)), T1.tokens) for name in ("theta", "mu"))
+    f = f64(EXACT["T1"]["action_value"][0])[T1.tokens[:, 1:2]]
+    weighted = -importance_weighted((new - old)[:, 1:2], f)[:, 0]
+    close((probabilities("mu") * weighted).sum(), EXACT["T1"]["J"])
+
+
+def test_the_value_loss_is_least_at_the_expected_reward_of_each_state() -> None:
+    # d/dV E[(V - R)^2 / 2] = E[V - R] = 0 where V is the mean of R over the responses that pass the state.
+    values = f64(EXACT["T1"]["state_value"]).requires_grad_()
+    per_state = values[T1.rows[:, :2]]  # the state before the first and before the second token
+    loss = value_loss(per_state, T1.rewards[:, None].expand(4, 2)).sum(1)
+    (gradient,) = torch.autograd.grad((probabilities("theta") * loss).sum(), values)
+    close(gradient, [0.0, 0.0, 0.0])
+
+
+def test_gae_is_the_decaying_sum_of_td_errors() -> None:
+    # delta (0.09, 0.2, 0.19): A_1 = 0.09 + 0.95 * 0.2 + 0.9025 * 0.19 = 0.09 + 0.19 + 0.171475 = 0.451475.
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    rewards, values = f64([[-0.01, 0.0, 0.99]]), f64([[0.5, 0.6, 0.8]])
+    close(td_errors(rewards, values, mask), [[0.09, 0.2, 0.19]])
+    close(gae(rewards, values, mask, lam=0.95)[0, 0], 0.451475)
+    close(gae(rewards, values, mask, lam=0.0), [[0.09, 0.2, 0.19]])
+
+
+def test_the_kl_in_the_reward_is_at_rest_where_theory_puts_the_optimum() -> None:
+    # max E[R] - beta KL(pi || ref) has the solution ref exp(R / beta) / Z: with ref (.4, .3, .2, .1), R (1, 0, 0, 1),
+    # beta 0.5: (.4 e^2, .3, .2, .1 e^2) / 4.1945. There the mean gradient is 0; at ref itself it is not.
+    ref, rewards = f64([0.4, 0.3, 0.2, 0.1]), f64([1.0, 0.0, 0.0, 1.0])
+    best = ref * (rewards / 0.5).exp()
+    best /= best.sum()
+    tokens, mask = torch.tensor([[0, a] for a in range(4)]), torch.tensor([[False, True]]).expand(4, 2)
+
+    def mean_gradient(p: Tensor) -> Tensor:
+        z = p.log().requires_grad_()
+        logp = token_logp(z.expand(4, 2, 4), tokens)
+        logp_ref = token_logp(ref.log().expand(4, 2, 4), tokens)
+        shaped = kl_shaped_rewards(rewards, logp, logp_ref, mask, beta=0.5)
+        loss = torch.where(mask, policy_gradient(logp, reward_to_go(shaped, mask)), 0.0).sum(1)
+        return torch.autograd.grad((p * loss).sum(), z)[0]
+
+    torch.testing.assert_close(best, f64([0.705, 0.072, 0.048, 0.176]), rtol=0, atol=6e-4)
+    close(mean_gradient(best), [0.0] * 4)
+    assert float(mean_gradient(ref).abs().max()) > 0.1
