@@ -128,7 +128,8 @@ def test_gae_of_0_95_forgets_a_late_reward():
 
 def test_the_kl_in_the_reward_carries_no_gradient():
     logp = f64([[-1.0]]).requires_grad_()
-    assert not kl_shaped_rewards(f64([1.0]), logp, logp * 2, ones(1, 1), beta=0.5).requires_grad
+    score = f64([1.0]).requires_grad_()
+    assert not kl_shaped_rewards(score, logp, logp * 2, ones(1, 1), beta=0.5).requires_grad
 
 
 def test_the_gradient_of_gae_flows_to_the_values():
@@ -149,6 +150,8 @@ def test_the_soft_overlong_penalty():
     lengths = torch.tensor([int(n) for n in case["penalty"]] + [30000])
     penalty = soft_overlong_penalty(lengths, case["max_length"], case["buffer"])
     assert_equal(penalty, [*case["penalty"].values(), -1.0])
+    # the smallest limit: nothing is free, one token is at the limit
+    assert soft_overlong_penalty(torch.tensor([0, 1, 2]), max_tokens=1, buffer=1).tolist() == [0.0, -1.0, -1.0]
 
 
 @pytest.mark.parametrize("name, value", [("gamma", 1.1), ("gamma", -0.1), ("gamma", NAN), ("lam", 1.1), ("lam", NAN)])
@@ -156,6 +159,11 @@ def test_gamma_and_lam_lie_between_zero_and_one(name, value):
     x = torch.zeros(1, 1)
     with pytest.raises(ValueError, match=name):
         gae(x, x, ones(1, 1), **{name: value})
+    if name == "gamma":
+        with pytest.raises(ValueError, match=name):
+            reward_to_go(x, ones(1, 1), gamma=value)
+        with pytest.raises(ValueError, match=name):
+            td_errors(x, x, ones(1, 1), gamma=value)
 
 
 def test_out_of_range_penalties_are_errors():

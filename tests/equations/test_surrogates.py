@@ -76,6 +76,16 @@ def test_a_higher_upper_bound_A26():
     assert_equal(clipped_surrogate(f64([[1.5]]).log(), f64([[1.0]]), 0.2, 0.28), [[-1.28]])
 
 
+def test_a_band_wider_than_the_ratio_itself():
+    # clip_high 3: stopped at 4 and not before; clip_low 1: never stopped on the way down
+    log_ratio = f64([[3.9, 4.1, 1e-9]]).log().requires_grad_()
+    A = f64([[1.0, 1.0, -1.0]])
+    loss = clipped_surrogate(log_ratio, A, clip_low=1.0, clip_high=3.0)
+    assert_equal(loss, [[-3.9, -4.0, 1e-9]])
+    assert_equal(slope(loss, log_ratio), [[-3.9, 0.0, 1e-9]])
+    assert clip_selected(log_ratio, A, clip_low=1.0, clip_high=3.0).tolist() == [[False, True, False]]
+
+
 def test_the_report_of_clipping_signs_and_fraction_A26():
     log_ratio = f64([[1.5, 1.5, 0.5, 0.5, 1.1, 0.9]]).log().requires_grad_()
     A = f64([[1.0, -1.0, 1.0, -1.0, 1.0, -1.0]])

@@ -53,7 +53,7 @@ def kl_shaped_rewards(rewards: Tensor, logp: Tensor, logp_ref: Tensor, response_
 
 def _discounted_sum(x: Tensor, mask: Tensor, decay: float) -> Tensor:
     """S_t = x_t + decay S_(next response token), computed backwards; x is 0 outside the mask."""
-    running = torch.zeros_like(x[:, 0]) if x.shape[1] else x.sum(1)
+    running = x.new_zeros(len(x))
     columns = []
     for t in reversed(range(x.shape[1])):
         running = torch.where(mask[:, t], x[:, t] + decay * running, running)
