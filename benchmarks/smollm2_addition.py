@@ -143,7 +143,7 @@ def main() -> None:
         if "base" not in results:
             results["config"] = (run / "config.yaml").read_text()
             env = json.loads((run / "env.json").read_text())
-            base = Path(env["model_folder"])
+            base = Path(env["attempts"][0]["model_folder"])
             digest = hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
             results["base"] = {"accuracy": accuracy(base), "sha256": digest}
         write(a.out or ROOT / "benchmarks" / "results" / f"{date}-smollm2-addition", results)

@@ -232,7 +232,8 @@ def check_replay(replay: ReplayRollouts, model: LoadedModel, config: Config) -> 
     """Recorded rows must fit the model; asked for more steps than there are is an error at the start."""
     if config.steps > len(replay.steps):
         raise InputError(
-            f"steps={config.steps}, but {config.replay_file} has {len(replay.steps)} steps: use steps={len(replay.steps)}."
+            f"steps={config.steps}, but {config.replay_file} has {len(replay.steps)} steps: "
+            f"use steps={len(replay.steps)}."
         )
     vocabulary = model.module.get_input_embeddings().num_embeddings
     for number in range(1, config.steps + 1):

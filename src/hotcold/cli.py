@@ -149,9 +149,9 @@ def _demo(tokens: Sequence[str]) -> int:
     seed = keys["seed"].value if "seed" in keys else 0
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed={seed}: a whole number is needed, 0 or more.")
-    from hotcold import launch
+    from hotcold.demo import demo as run_demo
 
-    return launch.demo(seed, keys["run"].value if "run" in keys else None)
+    return run_demo(seed, keys["run"].value if "run" in keys else None)
 
 
 def _no_verb(word: str) -> None:

@@ -25,7 +25,7 @@ from hotcold.assemble import (
 from hotcold.chat import render_prompt
 from hotcold.checkpoint import newest_checkpoint, prune, read_state, read_tensors, write_checkpoint
 from hotcold.config.schema import Config, EvalConfig, SampleConfig, decided
-from hotcold.config.show import describe, resolved
+from hotcold.config.show import describe, resolved, to_yaml
 from hotcold.engines.local import LocalEngine
 from hotcold.errors import InputError
 from hotcold.models.loading import LoadedModel, export_model, load_model
@@ -71,7 +71,7 @@ def train(config: Config, echo: Echo = print) -> Run:
     start = time.perf_counter()
     folder_path, resumed = run_path(config)
     ready = assemble(config)
-    with RunFolder.open(folder_path, resolved(ready.config), resumed, environment(ready)) as folder:
+    with RunFolder.open(folder_path, to_yaml(ready.config), resumed, environment(ready)) as folder:
         console = Console(echo, folder.log)
         session = _Session(ready, folder, console)
         progress = session.resume() if resumed else Progress(algorithm=ready.algorithm.state())
@@ -114,7 +114,6 @@ class _Session:
         self.optimizer = make_optimizer(config.optimizer, self.named, config.learning_rate)
         restart = any(objective.restart for objective in ready.algorithm.objectives)
         self.engine = LocalEngine(module, self.optimizer, config.temperature, remember_start=restart)
-        self.base_sha256 = ready.model.sha256
 
     def announce(self, progress: Progress) -> None:
         self.console.say(f"run folder: {self.folder.path}")
@@ -153,7 +152,7 @@ class _Session:
         target = self.folder.checkpoints / f"step_{progress.step:06d}"
         state = {
             "progress": asdict(progress),
-            "base_sha256": self.base_sha256,
+            "base_sha256": self.ready.model.sha256,
             "data_sha256": self.ready.data_fingerprint,
             "identity": identity(self.ready.config),
         }
@@ -178,23 +177,43 @@ class _Session:
 
     def finish(self, progress: Progress, evaluation: Evaluation | None) -> Path:
         model_dir = self.folder.write_model(self._export)
-        config, model = self.ready.config, self.ready.model
-        self.folder.write_card(
-            base_model=config.model,
-            base_sha256=self.base_sha256,
-            algorithm=_algorithm_name(config),
-            data=str(resolved(config)["data"]["path"] or config.sampler),
-            rewards=list(self.ready.reward_names),
-            steps=progress.step,
-            before=progress.before,
-            after=evaluation.summary() if evaluation else {},
-            chat=getattr(model.tokenizer, "chat_template", None) is not None,
-        )
+        self.folder.write_card(card(self.ready, progress, evaluation))
         return model_dir
 
     def _export(self, folder: Path) -> None:
         model = self.ready.model
         export_model(model.module, model.tokenizer, folder, model.eos_ids)
+
+
+def card(ready: Assembled, progress: Progress, evaluation: Evaluation | None) -> str:
+    """The model card: what was trained on what, how good it is, how to load it."""
+    config = ready.config
+    after = evaluation.summary() if evaluation else {}
+    results = [
+        f"| {when} | {s['eval/greedy']:.3f} | {s['eval/greedy_low']:.3f} to {s['eval/greedy_high']:.3f} |"
+        for when, s in (("before", progress.before), ("after", after))
+        if s.get("eval/greedy") is not None
+    ]
+    table = ["", "| held-out greedy score | mean | 95 % interval |", "|---|---|---|", *results] if results else []
+    return "\n".join(
+        [
+            f"# {Path(config.model).name} trained with {_algorithm_name(config)}",
+            "",
+            f"- base model: `{config.model}`, SHA-256 of its weights `{ready.model.sha256}`; its licence applies",
+            f"- prompts: `{resolved(config)['data']['path'] or config.sampler}` (SHA-256 `{ready.data_fingerprint}`)",
+            f"- score: {', '.join(ready.reward_names) or 'as recorded'}",
+            f"- {progress.step} steps, learning rate {config.learning_rate}, seed {config.seed}; all keys: config.yaml",
+            *table,
+            "",
+            "```python",
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            'model = AutoModelForCausalLM.from_pretrained("FOLDER")',
+            'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+            "```",
+            "",
+        ]
+    )
 
 
 IDENTITY = ("algorithm", "seed", "prompts_per_step", "temperature", "max_tokens", "optimizer", "learning_rate", "stop")
@@ -215,6 +234,8 @@ def check_same_run(state: dict[str, Any], ready: Assembled) -> None:
         for key in sorted({*state["identity"], *now})
         if state["identity"].get(key) != now.get(key)
     ]
+    if state["base_sha256"] != ready.model.sha256:
+        changed.append("the starting model's weights are not the same")
     if state["data_sha256"] != ready.data_fingerprint:
         changed.append("the training prompts are not the same")
     if changed:
@@ -239,7 +260,7 @@ def arithmetic(ready: Assembled) -> str:
 
 
 def dry_run(config: Config) -> str:
-    """The decided config with reasons, the first prompt as the model sees it, the batch in words, the time to expect."""
+    """The decided config with reasons, the first prompt as the model sees it, the batch in words, the expected time."""
     ready = assemble(config)
     parts = [describe(ready.config), "", arithmetic(ready)]
     if ready.train is not None:
