@@ -28,15 +28,17 @@ def _no_signal(history: Sequence[dict[str, Any]]) -> str | None:
     share = _spell(history, "frac_reward_zero_std", lambda v: v >= 1.0)
     if share is None:
         return None
-    truncated = history[-1].get("completions/truncated") or 0.0
-    cause = (
-        f"{truncated:.2f} of the responses hit the length limit: raise max_tokens"
-        if truncated > 0.5
-        else "the scores within each group are all equal: try a larger group_size, easier prompts or a finer score"
-    )
+    last = history[-1]
+    truncated, distinct = last.get("completions/truncated") or 0.0, last.get("completions/distinct")
+    if truncated > 0.5:
+        cause = f"{truncated:.2f} of the responses hit the length limit: raise max_tokens"
+    elif distinct is not None and distinct < 0.05:  # no row is computed then, so that there is no entropy to judge by
+        cause = f"the responses to a prompt are all the same{_variety(last)}: if the reward is low, lower the rate"
+    else:
+        cause = "the scores within each group are all equal: try a larger group_size, easier prompts or a finer score"
     return (
         f"{PATIENCE} steps without any signal (zero-variance groups 1.00, truncated {truncated:.2f}, reward "
-        f"{history[-1].get('reward')}): nothing is learnt. {cause}."
+        f"{last.get('reward')}): nothing is learnt. {cause}."
     )
 
 
@@ -44,12 +46,15 @@ def _collapsed(history: Sequence[dict[str, Any]]) -> str | None:
     entropy = _spell(history, "entropy", lambda v: v < 0.01)
     if entropy is None:
         return None
-    distinct = history[-1].get("completions/distinct")
-    share = "" if distinct is None else f", distinct responses {distinct:.2f}"
     return (
-        f"the policy hardly varies any more (entropy {entropy:.1e} nats per token{share}): without different "
-        "responses there is nothing to compare. If the reward is not high, lower the learning rate."
+        f"the policy hardly varies any more (entropy {entropy:.1e} nats per token{_variety(history[-1])}): without "
+        "different responses there is nothing to compare. If the reward is not high, lower the learning rate."
     )
+
+
+def _variety(metrics: dict[str, Any]) -> str:
+    names = {"distinct responses": "completions/distinct", "repeated text": "completions/repeated"}
+    return "".join(f", {name} {metrics[key]:.2f}" for name, key in names.items() if metrics.get(key) is not None)
 
 
 def _spell(history: Sequence[dict[str, Any]], key: str, bad: Any) -> float | None:

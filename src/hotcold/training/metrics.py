@@ -20,7 +20,7 @@ class UpdateRecord:
     """The update of one step, over all of its optimiser steps."""
 
     losses: list[float] = field(default_factory=list)  # one for each optimiser step
-    grad_norms: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)  # of the steps that were applied
     num_rows: int = 0
     num_skipped_rows: int = 0
     num_empty_steps: int = 0  # nothing was left to compute
@@ -50,8 +50,10 @@ class UpdateRecord:
     def add_step(self, result: StepResult) -> None:
         self.losses.append(self._loss)
         self._loss = 0.0
-        self.grad_norms.append(result.grad_norm)
-        self.num_nonfinite_steps += not result.applied
+        if result.applied:
+            self.grad_norms.append(result.grad_norm)
+        else:
+            self.num_nonfinite_steps += 1
 
     def summary(self) -> dict[str, float | int | None]:
         """Means over tokens or optimiser steps; null where a quantity does not exist."""
@@ -61,7 +63,7 @@ class UpdateRecord:
         steps = len(self.losses)
         known = {
             "loss": sum(self.losses) / steps if steps else 0.0,
-            "grad_norm": sum(self.grad_norms) / steps if steps else 0.0,
+            "grad_norm": _mean(self.grad_norms) if steps else 0.0,
             "entropy": per_token.pop("entropy", None),
             "approx_kl": per_token.pop("approx_kl", None),
             "ratio/max": self.ratio_max if self.recomputed else None,
@@ -100,6 +102,8 @@ def rollout_metrics(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[s
         "completions/min_length": float(min(lengths)) if lengths else None,
         "completions/max_length": float(max(lengths)) if lengths else None,
         "completions/truncated": _mean([float(r.truncated) for r in rollouts]),
+        "completions/distinct": _mean(_distinct(rollouts)),
+        "completions/repeated": _mean([_repeated(r.response_ids) for r in rollouts]),
         "rewards/unscored": float(len(rollouts) - len(scores)),
     }
     for name in names:
@@ -116,6 +120,20 @@ def _groups(rollouts: Sequence[Rollout]) -> list[list[float]]:
         if r.reward is not None:
             groups.setdefault(r.group, []).append(r.reward)
     return list(groups.values())
+
+
+def _distinct(rollouts: Sequence[Rollout]) -> list[float]:
+    """For each prompt with several responses: 0 if all are the same, 1 if no two are."""
+    groups: dict[int, list[tuple[int, ...]]] = {}
+    for r in rollouts:
+        groups.setdefault(r.group, []).append(r.response_ids)
+    return [(len(set(ids)) - 1) / (len(ids) - 1) for ids in groups.values() if len(ids) > 1]
+
+
+def _repeated(ids: tuple[int, ...], n: int = 4) -> float:
+    """Share of a response's runs of n tokens that stand in it already (Welleck et al. 2020)."""
+    runs = [ids[i : i + n] for i in range(len(ids) - n + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
 def _mean(values: Sequence[float]) -> float | None:
