@@ -578,6 +578,17 @@ def test_the_sampler_difference_is_measured_before_the_first_update_only() -> No
     assert summary["mismatch/mean_abs"] == pytest.approx(0.25 * 12 / num_tokens, abs=1e-5)
 
 
+def test_a_restarted_model_is_not_compared_with_the_sampler() -> None:
+    """The sampler used the current model; training starts from another one: their difference is no error."""
+    rows = [replace(r, logp_sampler=(-1.0,) * len(r.response_ids)) for r in ragged_rollouts()]
+    algorithm = ExpertIteration(group_size=4, keep_rule=Threshold(0.5))
+    for from_starting in (False, True):
+        spy = Spy(tiny_llama(), remember_start=True)
+        chosen = replace(algorithm, from_starting=from_starting)
+        _, record = run_update(rows, chosen, spy, dtype=torch.float32)
+        assert (record.summary()["mismatch/max_abs"] is None) == from_starting
+
+
 def test_credit_sees_no_gradient_and_the_state_comes_back() -> None:
     @dataclass(frozen=True)
     class Counting:

@@ -32,7 +32,7 @@ class UpdateRecord:
     mismatch_max: float | None = None
     _loss: float = 0.0
 
-    def add_pass(self, batch: Batch, done: Pass, recomputed: bool) -> None:
+    def add_pass(self, batch: Batch, done: Pass, recomputed: bool, restarted: bool = False) -> None:
         trained = batch.trained
         self._loss += done.loss
         self.num_tokens += int(trained.sum())
@@ -44,7 +44,8 @@ class UpdateRecord:
             self.recomputed = True
             self._add("approx_kl", approx_kl(log_ratio[None]).sum().item())
             self.ratio_max = max(self.ratio_max, log_ratio.exp().max().item() if len(log_ratio) else 0.0)
-        if batch.logp_sampler is not None and not self.losses:  # before the first update both are the same policy
+        # Before the first update both are the same policy, unless training starts from another one.
+        if batch.logp_sampler is not None and not self.losses and not restarted:
             self._add_mismatch((done.logp - batch.logp_sampler)[trained].abs())
 
     def add_step(self, result: StepResult) -> None:

@@ -74,7 +74,8 @@ def apply(
         for rows in minibatch.micro_batches:
             part = batch.select(rows)
             share = weights[[place[row] for row in rows], : part.tokens.shape[1]]
-            record.add_pass(part, engine.backward(part, share, objective), recomputed=batch.logp_old is not None)
+            done = engine.backward(part, share, objective)
+            record.add_pass(part, done, batch.logp_old is not None, objective.restart)
         record.add_step(engine.step(objective.model, rate, settings.max_grad_norm))
 
 
