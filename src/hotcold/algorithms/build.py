@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -153,14 +154,17 @@ def _user_class(spec: str) -> type:
     path, _, cls = spec.partition(":")
     if not Path(path).is_file():
         raise InputError(f"algorithm file {path} does not exist.")
-    module_spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    # dataclasses look their module up by name; the prefix keeps a file called random.py from replacing a library
+    name = f"hotcold_user_{Path(path).stem}"
+    module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None and module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[Path(path).stem] = module  # dataclasses look their module up by name
+    module = sys.modules[name] = importlib.util.module_from_spec(module_spec)
     try:
         module_spec.loader.exec_module(module)
     except Exception as error:
-        raise InputError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        where = f"{path}, line {lines[-1]}" if lines else path
+        raise InputError(f"{where}: the file could not be imported: {type(error).__name__}: {error}") from error
     classes = [n for n, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__]
     if not cls:
         raise InputError(f"{path}: name the class, e.g. {path}:{classes[0] if classes else 'MyAlgorithm'}.")
