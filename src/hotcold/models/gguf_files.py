@@ -69,9 +69,9 @@ def _convert(path: Path, folder: Path) -> None:
     try:
         quantised: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    except (ValueError, KeyError, IndexError, NotImplementedError) as error:
+    except Exception as error:  # whatever a reader of foreign bytes meets
         raise InputError(
-            f"{path} could not be read as a causal language model ({str(error).splitlines()[0][:200]}).\n"
+            f"{path} could not be read as a causal language model ({type(error).__name__}: {str(error)[:200]}).\n"
             "The file may be cut off, or of an architecture that transformers does not read from GGUF."
         ) from error
     config = quantised.config

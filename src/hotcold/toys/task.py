@@ -1,0 +1,133 @@
+"""Adding two numbers, taught by a bad teacher: the embedded example on which the main job can be watched.
+
+The examples are sums of two-digit numbers below 100, "17+25=" -> "42". Three of four examples that need a carry were
+written by somebody who forgets it ("17+25=" -> "32"). A model supervised on them has seen right answers and knows how
+to give them, but prefers the wrong ones where a carry is needed. No better example is shown to it afterwards: a
+verifier that only says right or wrong is enough for a policy gradient to make it add.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from hotcold.models.loading import export_model
+from hotcold.toys.model import make_toy_model
+
+Sum = tuple[int, int]
+
+CARRY_SHARE = 0.6  # of the prompts need a carry, so that forgetting it always costs more than 40 points
+FORGET_SHARE = 0.75  # of the examples with a carry are wrong
+NUM_HELD_OUT = 200
+
+SUPERVISED_STEPS = 800
+SUPERVISED_BATCH = 128
+SUPERVISED_RATE = 4e-3
+
+TRAIN_FILE, HELD_OUT_FILE, MODEL_FOLDER = "train.jsonl", "held_out.jsonl", "model"
+
+# what brings the supervised model to at least 95 % on the held-out sums, on two cores in well under a minute
+RECOMMENDED: dict[str, Any] = {
+    "steps": 160,
+    "prompts_per_step": 64,
+    "group_size": 8,
+    "learning_rate": 3e-4,
+    "max_tokens": 4,
+}
+
+
+@dataclass(frozen=True)
+class ToyTask:
+    train: tuple[Sum, ...]
+    held_out: tuple[Sum, ...]  # disjoint from `train`; the same share needs a carry
+
+
+@dataclass(frozen=True)
+class ToyFiles:
+    model: Path
+    train: Path
+    held_out: Path
+
+
+def prompt_of(pair: Sum) -> str:
+    return f"{pair[0]}+{pair[1]}="
+
+
+def answer_of(pair: Sum) -> str:
+    return str(sum(pair))
+
+
+def needs_carry(pair: Sum) -> bool:
+    return pair[0] % 10 + pair[1] % 10 >= 10
+
+
+def careless_answer_of(pair: Sum) -> str:
+    """The answer of somebody who adds the columns and forgets the carry."""
+    return str(sum(pair) - 10 * needs_carry(pair))
+
+
+def make_task(seed: int = 0) -> ToyTask:
+    """All sums of two-digit numbers below 100 that the shares allow, split by the seed."""
+    pairs = [(a, b) for a in range(10, 90) for b in range(10, 100 - a)]
+    random = Random(seed)
+    random.shuffle(pairs)
+    carry = [p for p in pairs if needs_carry(p)]
+    plain = [p for p in pairs if not needs_carry(p)]
+    num_carry = round(NUM_HELD_OUT * CARRY_SHARE)
+    held_out = carry[:num_carry] + plain[: NUM_HELD_OUT - num_carry]
+    carry, plain = carry[num_carry:], plain[NUM_HELD_OUT - num_carry :]
+    train = carry + plain[: round(len(carry) * (1 - CARRY_SHARE) / CARRY_SHARE)]
+    random.shuffle(train)
+    random.shuffle(held_out)
+    return ToyTask(tuple(train), tuple(held_out))
+
+
+def supervise(model: Any, tokenizer: Any, task: ToyTask, seed: int = 0) -> None:
+    """Teaches the model from the careless examples: cross-entropy on the answer and its EOS, AdamW, cosine decay."""
+    generator = torch.Generator().manual_seed(seed)
+    right = _rows(tokenizer, task.train, answer_of)
+    careless = _rows(tokenizer, task.train, careless_answer_of)
+    start = len(prompt_of(task.train[0]))  # every prompt has this length, every answer two digits
+    optimizer = torch.optim.AdamW(model.parameters(), lr=SUPERVISED_RATE, weight_decay=0.01)
+    model.train()
+    for step in range(SUPERVISED_STEPS):
+        warm_up, decay = min(1.0, (step + 1) / 50), 0.5 * (1 + math.cos(math.pi * step / SUPERVISED_STEPS))
+        optimizer.param_groups[0]["lr"] = SUPERVISED_RATE * warm_up * max(decay, 0.05)
+        index = torch.randint(len(right), (SUPERVISED_BATCH,), generator=generator)
+        forgets = torch.rand(SUPERVISED_BATCH, generator=generator) < FORGET_SHARE
+        rows = torch.where(forgets[:, None], careless[index], right[index])
+        logits = model(input_ids=rows[:, :-1], use_cache=False).logits[:, start - 1 :]
+        loss = F.cross_entropy(logits.flatten(0, 1), rows[:, start:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    optimizer.zero_grad()
+    model.eval()
+
+
+def _rows(tokenizer: Any, pairs: tuple[Sum, ...], answer: Any) -> torch.Tensor:
+    texts = [prompt_of(p) + answer(p) for p in pairs]
+    return torch.tensor([[*ids, tokenizer.eos_token_id] for ids in tokenizer(texts)["input_ids"]])
+
+
+def write_toy(folder: str | Path, seed: int = 0) -> ToyFiles:
+    """The supervised model as a Hugging Face folder, and the prompts with their answers, under `folder`."""
+    folder = Path(folder)
+    files = ToyFiles(folder / MODEL_FOLDER, folder / TRAIN_FILE, folder / HELD_OUT_FILE)
+    task = make_task(seed)
+    model, tokenizer = make_toy_model(seed)
+    supervise(model, tokenizer, task, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, pairs in ((files.train, task.train), (files.held_out, task.held_out)):
+        lines = [json.dumps({"prompt": prompt_of(p), "answer": answer_of(p)}) for p in pairs]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    export_model(model, tokenizer, files.model, (tokenizer.eos_token_id,))
+    return files
