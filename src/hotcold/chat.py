@@ -1,9 +1,11 @@
-"""Prompts as token ids: the chat template, exactly one BOS, and what fits the context."""
+"""From a prompt to token ids: chat templates, and exactly one BOS where the tokenizer uses one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
+
+from jinja2 import TemplateError
 
 from hotcold.errors import InputError
 
@@ -14,83 +16,114 @@ def has_template(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
-def encode_prompt(tokenizer: Any, content: Content, chat: bool | None = None) -> tuple[int, ...]:
-    """Token ids of a prompt: messages through the chat template, text as it is (`chat=True`: as one user message).
+def encode_prompt(
+    tokenizer: Any, content: Content, chat: bool | None = None, where: str = "the prompt"
+) -> tuple[int, ...]:
+    """Token ids. Messages go through the chat template; text is raw, or one user message with `chat=True`.
 
-    A BOS stands at position 0, once, where the template writes it or the tokenizer adds it to plain text; a tokenizer
-    that names a BOS and uses it in neither place (SmolLM2's is `<|im_start|>`) gets none.
+    BOS: text gets what the tokenizer itself puts before a text (and nothing that it puts after one). A template's
+    output is tokenised as it stands; if it names no BOS and the tokenizer puts one before every text, one is put
+    before it. So there is never a second BOS, and none where neither template nor tokenizer adds one, as in
+    transformers and vLLM. `where` names the prompt in errors.
     """
     if isinstance(content, str) and not chat:
-        ids = list(tokenizer(content)["input_ids"])
+        ids = _text_ids(tokenizer, content)
     else:
-        ids = _encode_messages(tokenizer, _as_messages(content, chat))
-    bos = getattr(tokenizer, "bos_token_id", None)
-    while bos is not None and ids[:2] == [bos, bos]:  # BOS was in the text and was added too
-        del ids[0]
+        ids = _template_ids(tokenizer, _templated(tokenizer, content, chat, where))
     if not ids:
         raise InputError(
-            f"the prompt {content!r} gives no token, and this tokenizer adds no BOS: "
-            "nothing would stand before the first token of the response. Give it some text."
+            f"{where} has no tokens: it is empty and this tokenizer puts no BOS before it.\n"
+            "Nothing would say how likely the first token of a response is. Give at least one character."
         )
     return tuple(ids)
 
 
 def render_prompt(tokenizer: Any, content: Content, chat: bool | None = None) -> str:
-    """What the model reads, with its special tokens visible."""
-    ids = encode_prompt(tokenizer, content, chat)
-    return tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    """The prompt as the model sees it, special tokens visible."""
+    ids = list(encode_prompt(tokenizer, content, chat))
+    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def fit_prompts(ids: Sequence[Sequence[int]], limit: int, policy: str) -> list[int]:
-    """Indices of the prompts of at most `limit` tokens. A longer one is an error, or left out (`drop`); never cut."""
-    if policy not in ("error", "drop"):
-        raise InputError(f"data.too_long={policy}: it is error or drop.")
-    fitting = [i for i, row in enumerate(ids) if len(row) <= limit]
-    too_long = [i for i, row in enumerate(ids) if len(row) > limit]
-    if too_long and not fitting:
-        shortest, longest = min(map(len, ids)), max(map(len, ids))
-        raise InputError(
-            f"all {len(ids)} prompts are too long: they have {shortest} to {longest} tokens, and at most {limit} fit "
-            "(one must remain for the response). Use shorter prompts or a model with a longer context."
-        )
-    if too_long and policy == "error":
-        named = ", ".join(f"row {i} has {len(ids[i])} tokens" for i in too_long[:3])
-        more = f" and {len(too_long) - 3} more" if len(too_long) > 3 else ""
-        raise InputError(
-            f"prompts too long: {named}{more} (rows counted from 0), and at most {limit} fit. "
-            "Shorten them, or leave them out with data.too_long=drop."
-        )
-    return fitting
-
-
-def _as_messages(content: Content, chat: bool | None) -> list[dict[str, Any]]:
-    if isinstance(content, str):
-        return [{"role": "user", "content": content}]
+def _templated(tokenizer: Any, content: Content, chat: bool | None, where: str) -> str:
     if chat is False:
-        raise InputError(
-            "chat=false, but the prompts are messages: without the chat template there is no one way to write them as "
-            "text. Leave chat out, or give the prompts as text."
-        )
-    return content
-
-
-def _encode_messages(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:
+        raise InputError(f"{where} is messages, which only a chat template can render: leave chat=false out.")
     if not has_template(tokenizer):
+        what = "chat=true needs" if isinstance(content, str) else f"{where} is messages, and they need"
         raise InputError(
-            "the prompts are messages, but the model's tokenizer has no chat template. "
-            "Use a chat (instruct) model, or give the prompts as text."
+            f"{what} a chat template, which this model's tokenizer has not.\n"
+            "Give the prompts as text, or a model with a template (often called ...-Instruct or ...-chat)."
         )
+    messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # a template is a program of the model's author: it may raise anything
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except (TemplateError, TypeError, ValueError, KeyError) as error:
         roles = ", ".join(str(message.get("role")) for message in messages)
-        raise InputError(f"the model's chat template refuses messages with the roles {roles}: {error}") from error
-    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    bos = getattr(tokenizer, "bos_token_id", None)
-    if bos is not None and ids[:1] != [bos] and _adds_bos(tokenizer, bos):
-        ids = [bos, *ids]
-    return ids
+        raise InputError(
+            f"{where}: the model's chat template refuses it ({type(error).__name__}: {error}).\n"
+            f"Its roles are: {roles}. Many templates want user and assistant in turns and no system turn."
+        ) from error
 
 
-def _adds_bos(tokenizer: Any, bos: int) -> bool:
-    return list(tokenizer("a")["input_ids"])[:1] == [bos]
+def _template_ids(tokenizer: Any, text: str) -> list[int]:
+    ids = _ids(tokenizer, text, special=False)
+    bos = tokenizer.bos_token_id
+    if bos is None or bos in _leading_special(tokenizer, ids):
+        return ids
+    adds_bos = _text_ids(tokenizer, "a")[:1] == [bos]
+    return [bos, *ids] if adds_bos else ids
+
+
+def _leading_special(tokenizer: Any, ids: list[int]) -> list[int]:
+    """The special tokens that a template starts with; there may be several, and BOS need not be the first."""
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special} | {*tokenizer.all_special_ids}
+    count = next((n for n, i in enumerate(ids) if i not in special), len(ids))
+    return ids[:count]
+
+
+def _text_ids(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a text after what the tokenizer puts before it; an EOS that it puts after it would end the text."""
+    bare, full = _ids(tokenizer, text, special=False), _ids(tokenizer, text, special=True)
+    if bare and bare[0] == tokenizer.bos_token_id:  # the text itself begins with BOS
+        return bare
+    for before in range(len(full) - len(bare) + 1):
+        if full[before : before + len(bare)] == bare:
+            return full[: before + len(bare)] if bare else _without_eos(tokenizer, full)
+    return full
+
+
+def _without_eos(tokenizer: Any, ids: list[int]) -> list[int]:
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    return [i for i in ids if i == bos or i != eos]
+
+
+def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+
+
+def fit_prompts(
+    encoded: Sequence[Sequence[int]],
+    limit: int,
+    policy: Literal["error", "drop"] = "error",
+    rows: Sequence[int] | None = None,
+) -> list[int]:
+    """The positions of the prompts of at most `limit` tokens.
+
+    A longer one is an error, or with `drop` left out; no prompt is ever cut. `rows` are their row numbers in the data.
+    """
+    fitting = [position for position, ids in enumerate(encoded) if len(ids) <= limit]
+    long = [position for position, ids in enumerate(encoded) if len(ids) > limit]
+    if not long or (policy == "drop" and fitting):
+        return fitting
+    lengths = [len(encoded[position]) for position in long]
+    span = f"{min(lengths)} to {max(lengths)} tokens" if min(lengths) < max(lengths) else f"{lengths[0]} tokens"
+    if not fitting:
+        raise InputError(
+            f"every prompt is too long: {len(long)} prompts of {span}, and at most {limit} leave room for a response.\n"
+            "Shorten the prompts, or use a model with a longer context."
+        )
+    named = ", ".join(f"row {rows[p] if rows else p} ({len(encoded[p])})" for p in long[:5])
+    named += ", ..." if len(long) > 5 else ""
+    raise InputError(
+        f"{len(long)} of {len(encoded)} prompts have more than {limit} tokens: {named}.\n"
+        "No room would be left for a response. Shorten them, or leave them out with data.too_long=drop."
+    )
