@@ -1,0 +1,248 @@
+"""A reward function: found by name or given, its arguments matched by name.
+
+Arguments: `prompt`, `completion` or `response` (the same text), `prompt_ids`, `completion_ids`, `truncated`, and every
+column of the prompt's row. These names win over a column of the same name. `**kwargs` receives all columns.
+With a text argument in plural (`prompts`, `completions`, `responses`) the function is called once for all responses,
+and every argument is a list; in singular once for each response. Without either it is called for each response,
+unless `completion_ids` or `prompt_ids` is annotated as a list of lists. A completion is always text.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hotcold.errors import InputError, NotAvailableError, did_you_mean
+from hotcold.rewards.base import Scorable
+from hotcold.rewards.reasoning_gym_task import reasoning_gym_reward
+from hotcold.rewards.verifiers import contains, exact, last_number
+
+BUILT_IN: dict[str, Callable[[], Callable[..., Any]]] = {
+    "exact": lambda: exact,
+    "last_number": lambda: last_number,
+    "contains": lambda: contains,
+    "reasoning_gym": reasoning_gym_reward,
+}
+LATER = re.compile(r"(math|code|judge)$|(model:|https?://)")
+
+READ: dict[str, Callable[[Scorable], Any]] = {
+    "prompt": lambda item: item.prompt,
+    "completion": lambda item: item.completion,
+    "response": lambda item: item.completion,
+}
+READ_IDS: dict[str, Callable[[Scorable], Any]] = {
+    "prompt_ids": lambda item: list(item.prompt_ids),
+    "completion_ids": lambda item: list(item.completion_ids),
+    "truncated": lambda item: item.truncated,
+}
+READ_ALL = {f"{name}s": read for name, read in READ.items()}
+LIST_OF_LISTS = re.compile(r"(list|sequence|tuple|iterable)\[([\w.]+\.)?(list|sequence|tuple)\[", re.IGNORECASE)
+
+
+class RewardFunction:
+    """A callable with what is known of it from its signature."""
+
+    def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
+        self.function = function
+        self.name = name or name_of(function)
+        self.file = file_of(function)
+        self._parameters = self._signature()
+        self.per_batch = self._is_per_batch()
+        self._reserved = (READ_ALL if self.per_batch else READ) | READ_IDS
+        self._wants_all = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
+
+    def check(self, columns: Iterable[str]) -> None:
+        """Every argument without a default must be one of ours or a column."""
+        known = set(columns)
+        missing = [
+            p.name for p in self._named() if p.default is p.empty and p.name not in known | self._reserved.keys()
+        ]
+        if not missing:
+            return
+        names = ", ".join(f'"{name}"' for name in missing)
+        hint = did_you_mean(missing[0], sorted(known | self._reserved.keys()))
+        raise InputError(
+            f'reward "{self.name}" needs {names}, which is no column of every row.{hint}\n'
+            f"Columns: {', '.join(sorted(known)) or 'none'}.\n"
+            f"Always there: {', '.join(self._reserved)}.\n"
+            "Rename the argument, give it a default, or add the column to the data."
+        )
+
+    def call(self, items: Sequence[Scorable]) -> Any:
+        """What the function returns: for a batch function of all items, else of the one item; maybe an awaitable."""
+        for item in items:
+            self.check(item.columns)
+        columns = list(dict.fromkeys(name for item in items for name in item.columns))
+        args, kwargs = [], {}
+        for parameter in self._named():
+            if parameter.name not in self._reserved and parameter.name not in columns:
+                if parameter.kind is parameter.POSITIONAL_ONLY:
+                    args.append(parameter.default)
+                continue
+            value = self._value(parameter.name, items)
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                args.append(value)
+            else:
+                kwargs[parameter.name] = value
+        if self._wants_all:
+            taken = self._parameters.keys() | self._bound()
+            kwargs |= {name: self._value(name, items) for name in columns if name not in taken}
+        return self.function(*args, **kwargs)
+
+    def _value(self, name: str, items: Sequence[Scorable]) -> Any:
+        read = self._reserved.get(name) or (lambda item: item.columns.get(name))
+        values = [read(item) for item in items]
+        return values if self.per_batch else values[0]
+
+    def _named(self) -> list[inspect.Parameter]:
+        """Parameters that we fill; what `functools.partial` has bound stays bound."""
+        bound = self._bound()
+        return [
+            p
+            for p in self._parameters.values()
+            if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.name not in bound
+        ]
+
+    def _bound(self) -> set[str]:
+        return set(self.function.keywords) if isinstance(self.function, partial) else set()
+
+    def _signature(self) -> dict[str, inspect.Parameter]:
+        if inspect.isclass(self.function):
+            raise InputError(f'reward "{self.name}" is a class: give an instance of it, or a function.')
+        try:
+            return dict(inspect.signature(self.function).parameters)
+        except ValueError as error:
+            raise InputError(
+                f'reward "{self.name}": its arguments cannot be read ({error}).\nWrap it: lambda completion: ...'
+            ) from error
+
+    def _is_per_batch(self) -> bool:
+        parameters = self._named()
+        one = [p.name for p in parameters if p.name in READ]
+        many = [p.name for p in parameters if p.name in READ_ALL]
+        if one and many:
+            raise InputError(
+                f'reward "{self.name}" takes both "{one[0]}" (one response at a time) and "{many[0]}" (all at once).\n'
+                f'Name them alike: "{one[0]}s" and "{many[0]}", or "{one[0]}" and "{many[0][:-1]}".'
+            )
+        if one or many:
+            return bool(many)
+        annotated = [_annotation(p) for p in parameters if p.name in ("completion_ids", "prompt_ids")]
+        return any(LIST_OF_LISTS.search(text) for text in annotated)
+
+
+def load_reward(spec: str | Callable[..., Any]) -> RewardFunction:
+    """`FILE.py:NAME`, `FILE.py`, the name of a built-in verifier, or a callable."""
+    if isinstance(spec, RewardFunction):
+        return spec
+    if not isinstance(spec, str):
+        return RewardFunction(spec)
+    if spec in BUILT_IN:
+        return RewardFunction(BUILT_IN[spec](), spec)
+    path, colon, name = spec.partition(".py:")
+    if colon or spec.endswith(".py"):
+        return _from_file(Path(f"{path}.py" if colon else spec).expanduser(), name if colon else None)
+    if LATER.match(spec):
+        raise NotAvailableError(f"reward={spec} is not available yet: give a Python function, FILE.py:NAME.")
+    raise InputError(
+        f"reward={spec} is neither FILE.py:NAME nor a known name.{did_you_mean(spec, list(BUILT_IN))}\n"
+        f"Known names: {', '.join(BUILT_IN)}."
+    )
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The function's own name; of a partial that of its function, of an instance that of its class."""
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__name__", None) or type(function).__name__
+    return "lambda" if name == "<lambda>" else str(name)
+
+
+def file_of(function: Callable[..., Any]) -> str | None:
+    """The file that the user wrote the function in, as tracebacks name it."""
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return None if code is None else code.co_filename
+
+
+def failure(error: BaseException, file: str | None) -> str:
+    """`rewards.py:12: KeyError: 'x'`: the innermost line of the user's file, else the innermost of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file] or list(frames)
+    where = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{Path(error.filename).name}:{error.lineno}: "
+    text = (error.msg if isinstance(error, SyntaxError) else str(error)).strip()
+    first = text.splitlines()[0][:300] if text else ""
+    return f"{where}{type(error).__name__}{': ' if first else ''}{first}"
+
+
+def _from_file(path: Path, name: str | None) -> RewardFunction:
+    if not path.is_file():
+        folder = path.parent
+        near = sorted(p.name for p in folder.glob("*.py")) if folder.is_dir() else []
+        raise InputError(f"reward: there is no file {path}.{did_you_mean(path.name, near)}")
+    module = _import(path)
+    public = _public_functions(module)
+    if name is None:
+        name = _only_name(path, module, public)
+    if not hasattr(module, name):
+        raise InputError(
+            f'reward: {path} has no function "{name}".{did_you_mean(name, public)}\n'
+            f"Its public functions: {', '.join(public) or 'none'}."
+        )
+    found = getattr(module, name)
+    if not callable(found):
+        raise InputError(f"reward: {name} in {path} is a {type(found).__name__}, not a function.")
+    return RewardFunction(found, name)
+
+
+def _only_name(path: Path, module: ModuleType, public: list[str]) -> str:
+    if callable(getattr(module, "reward", None)):
+        return "reward"
+    if len(public) == 1:
+        return public[0]
+    raise InputError(
+        f'reward: {path} has no function "reward" and {len(public)} public functions: '
+        f"{', '.join(public) or 'none'}.\nSay which: reward={path}:NAME"
+    )
+
+
+def _public_functions(module: ModuleType) -> list[str]:
+    return [
+        name
+        for name, member in vars(module).items()
+        if not name.startswith("_") and inspect.isfunction(member) and member.__module__ == module.__name__
+    ]
+
+
+def _import(path: Path) -> ModuleType:
+    """The user's file as a module; files beside it can be imported from it."""
+    file = str(path.resolve())
+    name = f"reward_file_{path.stem}_{abs(hash(file)):x}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(folder)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise InputError(f"reward: {path} cannot be imported.\n{failure(error, file)}") from error
+    return module
+
+
+def _annotation(parameter: inspect.Parameter) -> str:
+    return "" if parameter.annotation is parameter.empty else str(parameter.annotation).replace(" ", "")
