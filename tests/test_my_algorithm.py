@@ -1,14 +1,17 @@
 """recipes/my_algorithm.py, the example of docs/your_algorithm.md: built as the command line builds it."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from hotcold.algorithms.base import Algorithm
+from hotcold.algorithms.base import Algorithm, TokenLoss
 from hotcold.algorithms.build import build_algorithm
 from hotcold.algorithms.checks import check_algorithm
 from hotcold.batch import Rollout, collate
+from hotcold.equations import importance_weighted
 from hotcold.errors import InputError
 from tests.toy_policies import EXACT, T1, T2, assert_close, expected_update
 
@@ -65,6 +68,29 @@ def test_the_page_shows_the_recipe_as_it_is() -> None:
     page = (ROOT / "docs" / "your_algorithm.md").read_text(encoding="utf-8")
     recipe = (ROOT / "recipes" / "my_algorithm.py").read_text(encoding="utf-8")
     assert recipe.split('"""\n', 1)[1].strip() in page
+
+
+def test_the_loss_of_the_page_has_the_policy_gradient_and_reports_its_metric() -> None:
+    page = (ROOT / "docs" / "your_algorithm.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {"torch": torch, "TokenLoss": TokenLoss, "importance_weighted": importance_weighted}
+    exec(page.split("```python\ndef my_loss")[1].split("```")[0].join(["def my_loss", ""]), names)
+    algorithm = my_algorithm(2)
+
+    class WithMyLoss:
+        plan, reads, state, keep, credit = (
+            algorithm.plan,
+            algorithm.reads,
+            algorithm.state,
+            algorithm.keep,
+            algorithm.credit,
+        )
+        objectives = (replace(algorithm.objectives[0], loss=names["my_loss"]),)
+
+    expected = expected_update(T1, WithMyLoss(), [0, 0])
+    assert_close(-expected.gradient, EXACT["T1"]["grad_J"])
+    # Groups of equal scores are skipped and report nothing; everywhere else the ratio is 1.
+    prob = EXACT["T1"]["prob"]["theta"]
+    assert expected.metrics["ratio/mean"] == pytest.approx(1 - sum(p * p for p in prob))
 
 
 def test_a_median_that_counts_the_response_itself_is_not_grad_j() -> None:
