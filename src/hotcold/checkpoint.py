@@ -85,7 +85,7 @@ def verify(folder: Path) -> str | None:
 
 def newest_checkpoint(checkpoints: Path) -> tuple[Path | None, list[tuple[str, str]]]:
     """The newest whole checkpoint, and the newer ones that were skipped with the reason."""
-    skipped = []
+    skipped: list[tuple[str, str]] = []
     for folder in sorted(_steps(checkpoints), key=_step, reverse=True):
         reason = verify(folder)
         if reason is None:

@@ -110,6 +110,7 @@ class _Session:
     def __init__(self, ready: Assembled, folder: RunFolder, console: Console):
         self.ready, self.folder, self.console = ready, folder, console
         config, module = ready.config, ready.model.module
+        assert config.learning_rate is not None
         self.named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         self.optimizer = make_optimizer(config.optimizer, self.named, config.learning_rate)
         restart = any(objective.restart for objective in ready.algorithm.objectives)
@@ -125,7 +126,8 @@ class _Session:
 
     def loop(self) -> Loop:
         config = self.ready.config
-        norm = None if config.max_grad_norm == "none" else config.max_grad_norm
+        norm = None if isinstance(config.max_grad_norm, str) else config.max_grad_norm
+        assert config.learning_rate is not None and config.tokens_per_microbatch is not None
         settings = LoopSettings(
             steps=config.steps,
             learning_rate=config.learning_rate,

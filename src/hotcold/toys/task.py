@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -22,6 +23,7 @@ from hotcold.models.loading import export_model
 from hotcold.toys.model import make_toy_model
 
 Sum = tuple[int, int]
+Progress = Callable[[int, int], None]  # steps done, in all
 
 CARRY_SHARE = 0.6  # of the prompts need a carry, so that forgetting it always costs more than 40 points
 FORGET_SHARE = 0.75  # of the examples with a carry are wrong
@@ -89,7 +91,7 @@ def make_task(seed: int = 0) -> ToyTask:
     return ToyTask(tuple(train), tuple(held_out))
 
 
-def supervise(model: Any, tokenizer: Any, task: ToyTask, seed: int = 0) -> None:
+def supervise(model: Any, tokenizer: Any, task: ToyTask, seed: int = 0, progress: Progress | None = None) -> None:
     """Teaches the model from the careless examples: cross-entropy on the answer and its EOS, AdamW, cosine decay."""
     generator = torch.Generator().manual_seed(seed)
     right = _rows(tokenizer, task.train, answer_of)
@@ -109,6 +111,8 @@ def supervise(model: Any, tokenizer: Any, task: ToyTask, seed: int = 0) -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        if progress is not None:
+            progress(step + 1, SUPERVISED_STEPS)
     optimizer.zero_grad()
     model.eval()
 
@@ -118,13 +122,13 @@ def _rows(tokenizer: Any, pairs: tuple[Sum, ...], answer: Any) -> torch.Tensor:
     return torch.tensor([[*ids, tokenizer.eos_token_id] for ids in tokenizer(texts)["input_ids"]])
 
 
-def write_toy(folder: str | Path, seed: int = 0) -> ToyFiles:
+def write_toy(folder: str | Path, seed: int = 0, progress: Progress | None = None) -> ToyFiles:
     """The supervised model as a Hugging Face folder, and the prompts with their answers, under `folder`."""
     folder = Path(folder)
     files = ToyFiles(folder / MODEL_FOLDER, folder / TRAIN_FILE, folder / HELD_OUT_FILE)
     task = make_task(seed)
     model, tokenizer = make_toy_model(seed)
-    supervise(model, tokenizer, task, seed)
+    supervise(model, tokenizer, task, seed, progress)
     folder.mkdir(parents=True, exist_ok=True)
     for path, pairs in ((files.train, task.train), (files.held_out, task.held_out)):
         lines = [json.dumps({"prompt": prompt_of(p), "answer": answer_of(p)}) for p in pairs]

@@ -50,7 +50,7 @@ class Evaluation:
 def interval(values: Sequence[float]) -> Interval | None:
     """Mean of one value per prompt with its 95 % interval: Wilson's where every value is 0 or 1, else normal.
 
-    Wilson (1927): (p + z^2/2n ± z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), never outside [0, 1] nor of width 0.
+    Wilson (1927): (p + z^2/2n ± z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), never of width 0.
     """
     n = len(values)
     if n == 0:
@@ -59,7 +59,8 @@ def interval(values: Sequence[float]) -> Interval | None:
     if set(values) <= {0.0, 1.0}:
         centre, scale = mean + Z95**2 / (2 * n), 1 + Z95**2 / n
         half = Z95 * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n * n))
-        return Interval(mean, max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale), n)
+        # at 0 and 1 the bound is the mean itself, up to rounding
+        return Interval(mean, min(mean, (centre - half) / scale), max(mean, (centre + half) / scale), n)
     if n == 1:
         return Interval(mean, -math.inf, math.inf, n)
     half = Z95 * math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
