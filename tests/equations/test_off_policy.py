@@ -64,9 +64,19 @@ def test_extreme_differences_stay_finite_in_float32(level):
 
 
 def test_the_bounds_of_the_band_are_inside():
-    old = f64([[math.log(0.5), 0.0, math.log(5.0), math.log(5.1), math.log(0.49)]])
-    w = mismatch_weights(old, torch.zeros_like(old), torch.ones(1, 5, dtype=torch.bool), mode="mask", high=5.0 + 1e-9)
-    assert_equal(w, [[0.5, 1.0, 5.0, 0.0, 0.0]])
+    old = f64([[math.log(0.51), 0.0, math.log(4.9), math.log(5.1), math.log(0.49)]])
+    mask = torch.ones(1, 5, dtype=torch.bool)
+    w = mismatch_weights(old, torch.zeros_like(old), mask, mode="mask")
+    assert_equal(w, [[0.51, 1.0, 4.9, 0.0, 0.0]])
+    w = mismatch_weights(old, torch.zeros_like(old), mask, mode="mask", low=1.0, high=1.0)
+    assert w.tolist() == [[0.0, 1.0, 0.0, 0.0, 0.0]]
+
+
+def test_a_cap_below_one_and_a_response_of_one_token():
+    old, mask = f64([[math.log(4.0), 0.0]]), torch.tensor([[True, False]])
+    assert_equal(mismatch_weights(old, torch.zeros_like(old), mask, cap=0.5), [[0.5, 0.0]])
+    for level in ("token", "sequence", "geometric"):
+        assert_equal(mismatch_weights(old, torch.zeros_like(old), mask, cap=9.0, level=level), [[4.0, 0.0]])
 
 
 def test_the_weights_are_constants():

@@ -48,6 +48,14 @@ def test_the_dual_clip_cases_by_hand():
     assert_equal(slope(actual, log_ratio), dloss)
 
 
+def test_the_dual_clip_scales_with_the_advantage():
+    # A = -2, c = 3: the objective -2 r is held at -6 from r = 3 on
+    log_ratio = f64([[2.9, 3.1]]).log().requires_grad_()
+    loss = clipped_surrogate(log_ratio, f64([[-2.0, -2.0]]), dual_clip=3.0)
+    assert_equal(loss, [[5.8, 6.0]])
+    assert_equal(slope(loss, log_ratio), [[5.8, 0.0]])
+
+
 def test_the_cispo_cases_by_hand():
     log_ratio, A = cells(PPO["rows"], "log_ratio", "advantage")
     loss, dloss = cells([row["cispo_0.2_0.28"] for row in PPO["rows"]], "loss_at_logp_minus_1", "dloss_dlogp")
@@ -200,6 +208,11 @@ def test_the_gspo_ratio_is_the_exponential_of_the_mean():
     assert_equal(s, [[case["sequence_log_ratio"]] * 3])
     assert_equal(s.exp(), [[case["sequence_ratio"]] * 3])
     assert_equal(slope(s.exp()[:, 0], log_ratio), [[case["d_sequence_ratio_d_logp_each_token"]] * 3])
+
+
+def test_the_mean_log_ratio_of_one_token_is_its_own():
+    mask = torch.tensor([[False, True], [True, True]])
+    assert_equal(sequence_log_ratio(f64([[9.0, 0.3], [0.2, 0.4]]), mask), [[0.0, 0.3], [0.3, 0.3]])
 
 
 def test_the_mean_log_ratio_does_not_see_the_padding_A16a():
