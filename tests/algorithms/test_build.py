@@ -242,7 +242,7 @@ def test_a_class_in_a_users_file_is_built_with_its_own_options(tmp_path: Path) -
     assert build(f"{file}:Takes", anything=1).everything == {"anything": 1}
 
 
-def test_what_is_wrong_with_a_users_file_is_said(tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_users_file_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = user_file(tmp_path)
     assert "name the class" in message(file)
     assert 'Did you mean "Mine"?' in message(f"{file}:Mien") and "RLOO" not in message(f"{file}:Mien")
@@ -253,6 +253,8 @@ def test_what_is_wrong_with_a_users_file_is_said(tmp_path: Path) -> None:
     assert missing in message(f"{missing}:Mine")
     broken = user_file(tmp_path, "\n\nimport nothing_of_that_name\n")
     assert "nothing_of_that_name" in message(f"{broken}:Mine") and f"{broken}, line 3" in message(f"{broken}:Mine")
+    monkeypatch.chdir(tmp_path)
+    assert "mine.py, line 3" in message("mine.py:Mine")
     unfinished = user_file(tmp_path, "x = (\n")
     assert unfinished in message(f"{unfinished}:Mine") and "line 1" in message(f"{unfinished}:Mine")
 

@@ -162,7 +162,8 @@ def _user_class(spec: str) -> type:
     try:
         module_spec.loader.exec_module(module)
     except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(Path(path).absolute())]
         where = f"{path}, line {lines[-1]}" if lines else path
         raise InputError(f"{where}: the file could not be imported: {type(error).__name__}: {error}") from error
     classes = [n for n, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__]
