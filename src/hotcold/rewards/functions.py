@@ -9,27 +9,24 @@ unless `completion_ids` or `prompt_ids` is annotated as a list of lists. A compl
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
+from hotcold.prompts.user_file import import_file, pick_function
 from hotcold.rewards.base import Scorable
-from hotcold.rewards.reasoning_gym_task import reasoning_gym_reward
+from hotcold.rewards.reasoning_gym_task import score_reasoning_gym
 from hotcold.rewards.verifiers import contains, exact, last_number
 
-BUILT_IN: dict[str, Callable[[], Callable[..., Any]]] = {
-    "exact": lambda: exact,
-    "last_number": lambda: last_number,
-    "contains": lambda: contains,
-    "reasoning_gym": reasoning_gym_reward,
+BUILT_IN: dict[str, Callable[..., Any]] = {
+    "exact": exact,
+    "last_number": last_number,
+    "contains": contains,
+    "reasoning_gym": score_reasoning_gym,
 }
 LATER = re.compile(r"(math|code|judge)$|(model:|https?://)")
 
@@ -146,7 +143,7 @@ def load_reward(spec: str | Callable[..., Any]) -> RewardFunction:
     if not isinstance(spec, str):
         return RewardFunction(spec)
     if spec in BUILT_IN:
-        return RewardFunction(BUILT_IN[spec](), spec)
+        return RewardFunction(BUILT_IN[spec], spec)
     path, colon, name = spec.partition(".py:")
     if colon or spec.endswith(".py"):
         return _from_file(Path(f"{path}.py" if colon else spec).expanduser(), name if colon else None)
@@ -175,73 +172,9 @@ def file_of(function: Callable[..., Any]) -> str | None:
     return None if code is None else code.co_filename
 
 
-def failure(error: BaseException, file: str | None) -> str:
-    """`rewards.py:12: KeyError: 'x'`: the innermost line of the user's file, else the innermost of all."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == file] or list(frames)
-    where = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
-    if isinstance(error, SyntaxError) and error.filename:
-        where = f"{Path(error.filename).name}:{error.lineno}: "
-    text = (error.msg if isinstance(error, SyntaxError) else str(error)).strip()
-    first = text.splitlines()[0][:300] if text else ""
-    return f"{where}{type(error).__name__}{': ' if first else ''}{first}"
-
-
 def _from_file(path: Path, name: str | None) -> RewardFunction:
-    if not path.is_file():
-        folder = path.parent
-        near = sorted(p.name for p in folder.glob("*.py")) if folder.is_dir() else []
-        raise InputError(f"reward: there is no file {path}.{did_you_mean(path.name, near)}")
-    module = _import(path)
-    public = _public_functions(module)
-    if name is None:
-        name = _only_name(path, module, public)
-    if not hasattr(module, name):
-        raise InputError(
-            f'reward: {path} has no function "{name}".{did_you_mean(name, public)}\n'
-            f"Its public functions: {', '.join(public) or 'none'}."
-        )
-    found = getattr(module, name)
-    if not callable(found):
-        raise InputError(f"reward: {name} in {path} is a {type(found).__name__}, not a function.")
-    return RewardFunction(found, name)
-
-
-def _only_name(path: Path, module: ModuleType, public: list[str]) -> str:
-    if callable(getattr(module, "reward", None)):
-        return "reward"
-    if len(public) == 1:
-        return public[0]
-    raise InputError(
-        f'reward: {path} has no function "reward" and {len(public)} public functions: '
-        f"{', '.join(public) or 'none'}.\nSay which: reward={path}:NAME"
-    )
-
-
-def _public_functions(module: ModuleType) -> list[str]:
-    return [
-        name
-        for name, member in vars(module).items()
-        if not name.startswith("_") and inspect.isfunction(member) and member.__module__ == module.__name__
-    ]
-
-
-def _import(path: Path) -> ModuleType:
-    """The user's file as a module; files beside it can be imported from it."""
-    file = str(path.resolve())
-    name = f"reward_file_{path.stem}_{abs(hash(file)):x}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up there
-    if (folder := str(path.resolve().parent)) not in sys.path:
-        sys.path.append(folder)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise InputError(f"reward: {path} cannot be imported.\n{failure(error, file)}") from error
-    return module
+    function = pick_function(import_file(path), path, name, "reward")
+    return RewardFunction(function, name)
 
 
 def _annotation(parameter: inspect.Parameter) -> str:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from hotcold.errors import InputError
+from hotcold.prompts.rows import reasoning_gym_dataset
 
 
-def reasoning_gym_reward() -> Callable[..., float]:
-    """The reward over the columns `task` (its name) and `entry` (question, answer, metadata)."""
-    try:
-        from reasoning_gym.factory import get_score_answer_fn
-        from reasoning_gym.utils import extract_answer
-    except ImportError as error:
-        raise InputError(
-            f"reward=reasoning_gym needs the package reasoning_gym ({error}).\n"
-            "Install it: pip install 'hotcold[reasoning-gym]'"
-        ) from error
-    scorer_of = cache(get_score_answer_fn)  # builds the task's dataset object once
+def score_reasoning_gym(completion: str, task: str, entry: dict[str, Any]) -> float:
+    """The task's own score of the completion; of one with <answer> tags what stands in the last of them.
 
-    def reasoning_gym(completion: str, task: str, entry: dict[str, Any]) -> float:
-        """What stands in <answer> tags counts where there are any, else the whole completion."""
-        tagged = extract_answer(completion)
-        return float(scorer_of(task)(answer=completion.strip() if tagged is None else tagged, entry=entry))
+    The columns are those of rows read as `reasoning_gym:TASK`: the task's name and the entry as the task made it.
+    """
+    _, opened, tail = completion.rpartition("<answer>")
+    text = tail.partition("</answer>")[0] if opened else completion
+    return float(_dataset(task).score_answer(answer=text.strip(), entry=entry))
 
-    return reasoning_gym
+
+@cache
+def _dataset(task: str) -> Any:
+    """The scorer of a task reads the entry alone: which options made the rows does not matter."""
+    return reasoning_gym_dataset(task, {"size": 1, "seed": 0})

@@ -15,8 +15,9 @@ from numbers import Real
 from typing import Any
 
 from hotcold.errors import InputError, RewardError
+from hotcold.prompts.user_file import describe_error
 from hotcold.rewards.base import Scorable, Score
-from hotcold.rewards.functions import RewardFunction, failure
+from hotcold.rewards.functions import RewardFunction
 
 MAX_CONCURRENT = 64  # awaitables at a time
 SHAPE = 'Return a number, True, False, None (no score), or {"score": number, "steps": [(position, value), ...]}.'
@@ -144,7 +145,7 @@ async def _awaited(result: Awaitable[Any], function: RewardFunction, name: str, 
 
 
 def _failed(function: RewardFunction, name: str, chunk: Sequence[Scorable], error: Exception) -> RewardError:
-    return RewardError(f'reward "{name}" failed at {_rows(chunk)}.\n{failure(error, function.file)}')
+    return RewardError(f'reward "{name}" failed at {_rows(chunk)}.\n{describe_error(error, function.file)}')
 
 
 def _run(work: Coroutine[Any, Any, Any]) -> Any:

@@ -1,0 +1,18 @@
+"""reasoning_gym rows are scored by the rule of their own task."""
+
+from hotcold.prompts import make_prompts, read_rows
+from hotcold.rewards.base import Scorable
+from hotcold.rewards.functions import load_reward
+from hotcold.rewards.scorer import FunctionScorer
+
+
+def test_rows_of_a_task_are_scored_by_the_task() -> None:
+    prompts = make_prompts(read_rows("reasoning_gym:chain_sum?size=3&seed=7"), None)
+    reward = load_reward("reasoning_gym")
+    reward.check(prompts[0].columns)
+    scorer = FunctionScorer([reward], [1.0])
+    for prompt in prompts:
+        answer = prompt.columns["answer"]
+        texts = [answer, f" {answer}\n", f"<answer>0</answer> no: <answer>{answer}</answer>", "none"]
+        items = [Scorable(prompt.content, text, (1,), (2,), prompt.columns, row=prompt.index) for text in texts]
+        assert [one.total for one in scorer.score(items)] == [1.0, 1.0, 1.0, 0.0]
