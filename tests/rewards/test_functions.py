@@ -36,7 +36,9 @@ def of_tolerance(response: str, answer: str, tolerance: float) -> float:
 
 
 def of_columns(completion: str, **columns: Any) -> float:
-    return float(columns == {"answer": "5", "level": 2})
+    assert columns.pop("prompt") in ("2 + 3 =", MESSAGES)
+    ids = {"prompt_ids": [1, 2], "completion_ids": [7, 8, 9], "truncated": False}
+    return float(columns == {"answer": "5", "level": 2} | ids)
 
 
 def of_id_lists(completion_ids: list[list[int]]) -> list[int]:
@@ -97,9 +99,21 @@ def test_a_default_stands_in_for_a_column_that_is_not_there() -> None:
     assert total(with_default, item("5", answer="6")) == 0.0
 
 
-def test_a_class_in_place_of_an_instance_is_refused() -> None:
-    with pytest.raises(InputError, match="is a class"):
-        load_reward(Grader)
+def test_a_class_stands_for_an_object_of_it() -> None:
+    assert total(Grader, item("5", answer="5")) == 1.0
+    with pytest.raises(InputError, match="no __call__"):
+        load_reward(type("Nothing", (), {}))
+    with pytest.raises(InputError, match=r"partial\(\) failed"):  # needs an argument
+        load_reward(partial)
+
+
+def test_verl_signatures_are_taken_as_they_are() -> None:
+    def compute_score(
+        data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
+    ) -> dict[str, float]:
+        return {"score": float(solution_str == ground_truth), "length": 1.0}
+
+    assert total(compute_score, item("5", data_source="sums", ground_truth="5")) == 1.0
 
 
 def write(folder: Path, text: str, name: str = "checks.py") -> str:

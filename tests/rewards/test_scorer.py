@@ -209,7 +209,6 @@ def test_steps_carry_the_weight_of_their_function() -> None:
         ({"score": 1, "steps": [(-1, 1.0)]}, "position -1"),
         ({"score": 1, "steps": [(0, math.nan)]}, "Return pairs"),
         ({"score": 1, "steps": 5}, "Return pairs"),
-        ({"score": 1, "stepz": []}, "stepz"),
         ({"reward": 1}, '"score"'),
     ],
 )

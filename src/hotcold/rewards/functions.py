@@ -1,7 +1,8 @@
 """A reward function: found by name or given, its arguments matched by name.
 
-Arguments: `prompt`, `completion` or `response` (the same text), `prompt_ids`, `completion_ids`, `truncated`, and every
-column of the prompt's row. These names win over a column of the same name. `**kwargs` receives all columns.
+Arguments: `prompt`, `completion`, `response` or `solution_str` (verl's word for the same text), `prompt_ids`,
+`completion_ids`, `truncated`, and every column of the prompt's row. These names win over a column of the same name.
+`**kwargs` receives all of these that are not named, the text once. A class stands for an object of it.
 With a text argument in plural (`prompts`, `completions`, `responses`) the function is called once for all responses,
 and every argument is a list; in singular once for each response. Without either it is called for each response,
 unless `completion_ids` or `prompt_ids` is annotated as a list of lists. A completion is always text.
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
-from hotcold.prompts.user_file import import_file, pick_function
+from hotcold.prompts.user_file import describe_error, import_file, pick_function
 from hotcold.rewards.base import Scorable
 from hotcold.rewards.reasoning_gym_task import score_reasoning_gym
 from hotcold.rewards.verifiers import contains, exact, last_number
@@ -35,6 +36,7 @@ READ: dict[str, Callable[[Scorable], Any]] = {
     "completion": lambda item: item.completion,
     "response": lambda item: item.completion,
 }
+ONE = READ | {"solution_str": READ["completion"]}
 READ_IDS: dict[str, Callable[[Scorable], Any]] = {
     "prompt_ids": lambda item: list(item.prompt_ids),
     "completion_ids": lambda item: list(item.completion_ids),
@@ -48,12 +50,12 @@ class RewardFunction:
     """A callable with what is known of it from its signature."""
 
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
-        self.function = function
+        self.function = _instance(function) if inspect.isclass(function) else function
         self.name = name or name_of(function)
         self.file = file_of(function)
         self._parameters = self._signature()
         self.per_batch = self._is_per_batch()
-        self._reserved = (READ_ALL if self.per_batch else READ) | READ_IDS
+        self._reserved = (READ_ALL if self.per_batch else ONE) | READ_IDS
         self._wants_all = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
 
     def check(self, columns: Iterable[str]) -> None:
@@ -91,7 +93,8 @@ class RewardFunction:
                 kwargs[parameter.name] = value
         if self._wants_all:
             taken = self._parameters.keys() | self._bound()
-            kwargs |= {name: self._value(name, items) for name in columns if name not in taken}
+            texts = ["prompts", "completions"] if self.per_batch else ["prompt", "completion"]
+            kwargs |= {name: self._value(name, items) for name in [*columns, *texts, *READ_IDS] if name not in taken}
         return self.function(*args, **kwargs)
 
     def _value(self, name: str, items: Sequence[Scorable]) -> Any:
@@ -112,8 +115,6 @@ class RewardFunction:
         return set(self.function.keywords) if isinstance(self.function, partial) else set()
 
     def _signature(self) -> dict[str, inspect.Parameter]:
-        if inspect.isclass(self.function):
-            raise InputError(f'reward "{self.name}" is a class: give an instance of it, or a function.')
         try:
             return dict(inspect.signature(self.function).parameters)
         except ValueError as error:
@@ -123,12 +124,12 @@ class RewardFunction:
 
     def _is_per_batch(self) -> bool:
         parameters = self._named()
-        one = [p.name for p in parameters if p.name in READ]
+        one = [p.name for p in parameters if p.name in ONE]
         many = [p.name for p in parameters if p.name in READ_ALL]
         if one and many:
             raise InputError(
                 f'reward "{self.name}" takes both "{one[0]}" (one response at a time) and "{many[0]}" (all at once).\n'
-                f'Name them alike: "{one[0]}s" and "{many[0]}", or "{one[0]}" and "{many[0][:-1]}".'
+                f"Name them alike: all in plural ({', '.join(READ_ALL)}) or all in singular ({', '.join(READ)})."
             )
         if one or many:
             return bool(many)
@@ -175,6 +176,19 @@ def file_of(function: Callable[..., Any]) -> str | None:
 def _from_file(path: Path, name: str | None) -> RewardFunction:
     function = pick_function(import_file(path), path, name, "reward")
     return RewardFunction(function, name)
+
+
+def _instance(cls: type) -> Callable[..., Any]:
+    try:
+        made = cls()
+    except Exception as error:
+        raise InputError(
+            f"reward: {cls.__name__}() failed: {describe_error(error, inspect.getsourcefile(cls))}\n"
+            "A class must be made without arguments; from Python, give an object."
+        ) from error
+    if not callable(made):
+        raise InputError(f"reward: the class {cls.__name__} has no __call__: give it one, or name a function.")
+    return made
 
 
 def _annotation(parameter: inspect.Parameter) -> str:

@@ -179,10 +179,8 @@ def _part(name: str, value: Any, item: Scorable) -> Part:
     where = f'reward "{name}", {_rows([item])}:'
     if not isinstance(value, dict):
         return Part(_score(where, value))
-    if "score" not in value or not value.keys() <= {"score", "steps"}:
-        raise RewardError(
-            f'{where} returned a dict with the keys {list(value)}; "score" and "steps" are known.\n{SHAPE}'
-        )
+    if "score" not in value:  # other keys are not used: verl's functions return some
+        raise RewardError(f'{where} returned a dict with the keys {list(value)}; "score" is needed.\n{SHAPE}')
     steps = value.get("steps")
     return Part(_score(where, value["score"]), () if steps is None else _steps(where, steps, item))
 
