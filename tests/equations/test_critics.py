@@ -20,6 +20,14 @@ def test_the_value_losses_by_hand(row):
         assert_equal(torch.autograd.grad(loss.sum(), V)[0], [[row[f"d{name}_dvalue"]]])
 
 
+def test_the_clip_holds_on_the_way_down_too():
+    # the mirror image of the first case: V fell from 0 to -1 towards R = -2; (-.2 + 2)^2 / 2 = 1.62
+    V = f64([[-1.0]]).requires_grad_()
+    loss = clipped_value_loss(V, f64([[0.0]]), f64([[-2.0]]), clip=0.2)
+    assert_equal(loss, [[1.62]])
+    assert_equal(torch.autograd.grad(loss.sum(), V)[0], [[0.0]])
+
+
 def test_targets_are_constants():
     V, target = f64([[1.0]]), f64([[2.0]]).requires_grad_()
     assert not value_loss(V, target).requires_grad
@@ -49,6 +57,7 @@ def test_the_explained_variance_by_hand():
     case = EXACT["critic"]["explained_variance"]
     V, R, mask = f64([case["values"]]), f64([case["returns"]]), torch.ones(1, 4, dtype=torch.bool)
     assert_equal(explained_variance(V, R, mask), case["result"])
+    assert not explained_variance(V.clone().requires_grad_(), R.clone().requires_grad_(), mask).requires_grad
     assert_equal(explained_variance(torch.full_like(R, 0.7), R, mask), case["of_a_constant_critic"])
     assert_equal(explained_variance(R + 3, R, mask), case["of_returns_plus_a_constant"])
 
