@@ -178,10 +178,8 @@ def _function_rows(path: Path, name: str | None) -> Rows:
 def _reasoning_gym_rows(spec: str) -> Rows:
     task, _, query = spec.partition("?")
     options = {"size": 500, "seed": 0} | {key: _option(value) for key, value in parse_qsl(query, True)}
-    # What reward=reasoning_gym scores with; it reads `task` and `entry`, or `reasoning_gym` with the options as well.
-    made_by = {"task": task, "options": options}
-    rows = reasoning_gym_dataset(task, options)
-    return Rows({**row, "task": task, "entry": dict(row), "reasoning_gym": made_by} for row in rows)
+    # `task` and `entry` are what reward=reasoning_gym scores with.
+    return Rows({**row, "task": task, "entry": dict(row)} for row in reasoning_gym_dataset(task, options))
 
 
 def _option(text: str) -> Any:
