@@ -14,6 +14,7 @@ def test_pass_at_k_by_hand(case):
 def test_pass_at_1_is_the_share_and_pass_at_all_asks_for_one():
     assert pass_at_k(8, 3, 1) == 0.375
     assert pass_at_k(8, 1, 8) == 1.0
+    assert pass_at_k(1, 1, 1) == 1.0 and pass_at_k(1, 0, 1) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,12 @@ def test_nothing_trained_has_no_weight(name):
     assert_equal(WEIGHTINGS[name](torch.zeros(2, 2, dtype=torch.bool)), [[0.0, 0.0], [0.0, 0.0]])
 
 
+def test_a_single_token_has_the_whole_weight():
+    mask = torch.tensor([[False, True]])
+    for weighting in (sum_per_response, mean_per_response, mean_per_token, lambda mask: fixed_length(mask, 1)):
+        assert_equal(weighting(mask), [[0.0, 1.0]])
+
+
 def test_gaps_are_not_counted():
     mask = torch.tensor([[True, False, True], [False, True, False]])
     assert_equal(mean_per_response(mask), [[0.25, 0, 0.25], [0, 0.5, 0]])
