@@ -72,6 +72,13 @@ def test_state_of_an_unknown_parameter_is_refused() -> None:
         load_optimizer_tensors(make_optimizer("adamw", [("w", w)], 0.1), [("w", w)], {"other.exp_avg": torch.zeros(1)})
 
 
+def test_state_of_another_shape_is_refused() -> None:
+    w = nn.Parameter(torch.zeros(2))
+    saved = {"w.exp_avg": torch.zeros(3), "w.exp_avg_sq": torch.zeros(2), "w.step": torch.tensor(1.0)}
+    with pytest.raises(InputError, match=r"w\.exp_avg has shape \[3\], the parameter \[2\]"):
+        load_optimizer_tensors(make_optimizer("adamw", [("w", w)], 0.1), [("w", w)], saved)
+
+
 def test_a_tied_weight_is_stepped_once() -> None:
     """D10: embedding and head are one tensor; two steps on it would be twice the update."""
     model = tiny_llama()

@@ -2,7 +2,10 @@
 
 `step_000010/` is a Hugging Face model at its root and `trainer/` with state.json and one safetensors file for each set
 of tensors. `MANIFEST.json` (path, bytes, SHA-256 of every file) is written last; a folder whose manifest does not
-verify is skipped and named.
+verify is skipped and named. The manifest carries its own SHA-256, so a changed byte of it is found too.
+
+Hidden names beside `step_000010` say what a kill interrupted: `.step_000010.partial-<pid>` was being written,
+`.step_000010.replaced` was being replaced, `.step_000010.doomed` was being deleted. `sweep` clears them up.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -32,54 +37,38 @@ def write_checkpoint(
     """Write `folder` at once or not at all; returns the SHA-256 of its manifest."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     sweep(folder.parent)
-    partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
-    partial.mkdir()
-    try:
+    with _written_aside(folder) as partial:
         export_model(partial)
         (partial / "trainer").mkdir()
         for stem, group in tensors.items():
             save_file(group, partial / "trainer" / f"{stem}.safetensors")
         (partial / "trainer" / "state.json").write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-        digest = _write_manifest(partial)
-        _replace(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    return digest
+        text = _manifest_text([_entry(partial, path) for path in _files(partial)])
+        (partial / MANIFEST).write_text(text, encoding="utf-8")
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Any folder (the final model) by the same road: aside, durable, renamed."""
-    partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with _written_aside(folder) as partial:
         fill(partial)
-        for path in _files(partial):
-            _sync(path)
-        _replace(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def verify(folder: Path) -> str | None:
     """Why the checkpoint is not whole, or None."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        entries = {entry["path"]: entry for entry in manifest["files"]}
+        written = (folder / MANIFEST).read_bytes()
+        entries = json.loads(written)["files"]
+        # every byte counts: the hash guards what it says, the comparison how it is written
+        if written != _manifest_text(entries).encode():
+            return f"{MANIFEST} has changed"
     except FileNotFoundError:
         return "no manifest"
     except (OSError, ValueError, KeyError, TypeError):
         return "unreadable manifest"
-    for name, entry in entries.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != entry["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes, not {entry['bytes']}"
-        if file_sha256(path) != entry["sha256"]:
-            return f"{name} has changed"
+    for entry in entries:
+        if reason := _what_is_wrong(folder / entry["path"], entry):
+            return f"{entry['path']} {reason}"
     return None
 
 
@@ -95,24 +84,35 @@ def newest_checkpoint(checkpoints: Path) -> tuple[Path | None, list[tuple[str, s
 
 
 def prune(checkpoints: Path, keep: int, always: set[str]) -> None:
-    """Delete all but the newest `keep` and those named in `always`, once a newest one verifies."""
+    """Delete all but the newest `keep` whole ones and those named in `always`, once a newest one verifies.
+
+    Of the older ones only the sizes are looked at: a cut one does not take the place of a whole one.
+    """
     newest, _ = newest_checkpoint(checkpoints)
     if newest is None:
         return
-    old = sorted((f for f in _steps(checkpoints) if _step(f) <= _step(newest)), key=_step, reverse=True)[keep:]
-    for folder in old:
-        if folder.name not in always:
+    older = sorted((f for f in _steps(checkpoints) if _step(f) < _step(newest)), key=_step, reverse=True)
+    kept = {newest, *[folder for folder in older if _looks_whole(folder)][: max(keep, 1) - 1]}
+    for folder in older:
+        if folder not in kept and folder.name not in always:
             # renamed first, so that a kill in between never leaves half a checkpoint under its name
-            doomed = folder.parent / f".{folder.name}.partial-old"
+            doomed = _hidden(folder, "doomed")
             shutil.rmtree(doomed, ignore_errors=True)
             folder.rename(doomed)
             shutil.rmtree(doomed)
 
 
-def sweep(checkpoints: Path) -> None:
-    """Remove what a killed run left half written. Only one run writes here at a time (the run folder's lock)."""
-    for partial in checkpoints.glob(".*.partial-*"):
-        shutil.rmtree(partial, ignore_errors=True)
+def sweep(parent: Path) -> None:
+    """Finish or remove what a killed run left beside its folders. Only one run writes here (the run folder's lock).
+
+    A folder that was whole when the kill came, and whose place is empty, takes its place.
+    """
+    for left in sorted(parent.glob(".*.partial-*")):
+        _settle(left, is_whole=verify(left) is None)
+    for left in sorted(parent.glob(".*.replaced")):
+        _settle(left, is_whole=True)
+    for left in parent.glob(".*.doomed"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -128,34 +128,93 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write_manifest(folder: Path) -> str:
-    entries = []
-    for path in _files(folder):
-        _sync(path)
-        name = path.relative_to(folder).as_posix()
-        entries.append({"path": name, "bytes": path.stat().st_size, "sha256": file_sha256(path)})
-    text = json.dumps({"files": entries}, indent=1) + "\n"
-    (folder / MANIFEST).write_text(text, encoding="utf-8")
-    _sync(folder / MANIFEST)
-    for inner in [p for p in folder.rglob("*") if p.is_dir()]:
-        _sync(inner)
-    _sync(folder)
-    return hashlib.sha256(text.encode()).hexdigest()
+@contextmanager
+def _written_aside(folder: Path) -> Iterator[Path]:
+    """An empty folder beside `folder`; what is in it at the end is made durable and takes the place of `folder`."""
+    partial = _hidden(folder, f"partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        with _as_os_errors(partial):
+            yield partial
+        for path in [*_files(partial), *[p for p in partial.rglob("*") if p.is_dir()], partial]:
+            sync(path)
+        _replace(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _as_os_errors(folder: Path) -> Iterator[None]:
+    """safetensors reports a full disk as its own error; callers tell a full disk from a bug by OSError and errno."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from error
 
 
 def _replace(partial: Path, folder: Path) -> None:
-    if folder.exists():
-        old = folder.parent / f".{folder.name}.partial-old"
+    old = _hidden(folder, "replaced")
+    is_replaced = folder.exists()
+    if is_replaced:
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
+    try:
         partial.rename(folder)
-        shutil.rmtree(old)
+    except OSError:
+        if is_replaced:
+            old.rename(folder)
+        raise
+    sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _hidden(folder: Path, suffix: str) -> Path:
+    return folder.parent / f".{folder.name}.{suffix}"
+
+
+def _settle(left: Path, is_whole: bool) -> None:
+    target = left.parent / left.name[1:].rpartition(".")[0]
+    if is_whole and not target.exists():
+        left.rename(target)
     else:
-        partial.rename(folder)
-    _sync(folder.parent)
+        shutil.rmtree(left, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def _entry(folder: Path, path: Path) -> dict[str, Any]:
+    return {"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": file_sha256(path)}
+
+
+def _manifest_text(entries: list[dict[str, Any]]) -> str:
+    own = hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+    return json.dumps({"files": entries, "sha256": own}, indent=1) + "\n"
+
+
+def _what_is_wrong(path: Path, entry: dict[str, Any]) -> str | None:
+    try:
+        if path.stat().st_size != entry["bytes"]:
+            return f"has {path.stat().st_size} bytes, not {entry['bytes']}"
+        return None if file_sha256(path) == entry["sha256"] else "has changed"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def _looks_whole(folder: Path) -> bool:
+    """The manifest and every size; not the bytes, which take as long to read as to write."""
+    try:
+        entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        return all((folder / entry["path"]).stat().st_size == entry["bytes"] for entry in entries)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
