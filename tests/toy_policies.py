@@ -105,19 +105,26 @@ class RecordingEngine:
         self.engine = _still(policy)
         self.old = self.engine if old is None else _still(old)
         self.gradients: list[list[Tensor]] = []  # by optimiser step, by parameter
-        self.rows_computed = 0
+        self.episodes: list[list[int]] = []  # by optimiser step, what was computed for it
+        self._open: list[int] = []
+
+    @property
+    def rows_computed(self) -> int:
+        return sum(map(len, self.episodes)) + len(self._open)
 
     def logp(self, batch: Batch) -> Tensor:
         return self.old.logp(batch)
 
     def backward(self, batch: Batch, weights: Tensor, objective: Objective) -> Pass:
-        self.rows_computed += len(batch)
+        self._open += batch.episode.tolist()
         return self.engine.backward(batch, weights, objective)
 
     def step(self, model: str, rate: float, max_norm: float | None) -> StepResult:
         parameters = self.engine.parameters
         grads = [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in parameters]
         self.gradients.append(grads)
+        self.episodes.append(self._open)
+        self._open = []
         self.engine.optimizer.zero_grad(set_to_none=True)
         return StepResult(float(torch.cat([g.flatten() for g in grads]).norm()), True)
 

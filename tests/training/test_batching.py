@@ -153,6 +153,10 @@ def _constant(forward: Forward, batch: Batch) -> TokenLoss:
     return TokenLoss(torch.ones_like(_logp(forward)))
 
 
+def _gradient_without_value(forward: Forward, batch: Batch) -> TokenLoss:
+    return TokenLoss(_logp(forward) - _logp(forward).detach())
+
+
 def _hinge_above(at: float) -> object:
     """Nothing but where a token is more likely than exp(at)."""
     return lambda forward, batch: TokenLoss((_logp(forward) - at).relu())
@@ -170,7 +174,7 @@ def _hinge_on_ratio(at: float) -> object:
 
 @pytest.mark.parametrize(
     "loss",
-    [_imitate, _leash, _constant]
+    [_imitate, _leash, _constant, _gradient_without_value]
     + [_hinge_above(at) for at in (-0.01, -0.1, -1.0, -5.0)]
     + [_hinge_below(at) for at in (-0.1, -1.0, -6.0, -20.0)]
     + [_hinge_on_ratio(at) for at in (0.0, 0.2, 2.0, 8.0)],

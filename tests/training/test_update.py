@@ -228,6 +228,22 @@ def test_nan_outside_the_mask_changes_nothing(name: str) -> None:
     assert outcomes[0][1] == outcomes[1][1]
 
 
+@pytest.mark.parametrize("weighting", list(WEIGHTINGS))
+def test_each_minibatch_averages_over_its_own_rows(weighting: str) -> None:
+    """The gradient of a step is that of its rows alone, whatever the other minibatches hold."""
+    advantages, rows = tuple(float(i - 4) for i in range(12)), t2_rollouts()
+    objective = Objective(importance_weighted_loss, WEIGHTINGS[weighting])
+    engine = RecordingEngine(T2.policy())
+    run_update(rows, Custom((replace(objective, minibatches=3),), advantages), engine)
+    parts = batching.minibatch_rows(collate(rows), 3, [0, 1, 0])
+    # row 4 has advantage 0: not computed, and yet in its minibatch's denominators
+    assert [sorted(step) for step in engine.episodes] == [[row for row in part if row != 4] for part in parts]
+    for (step,), part in zip(engine.gradients, parts, strict=True):
+        own = Custom((objective,), tuple(advantages[i] for i in part))
+        (expected,) = gradient(T2.policy(), [rows[i] for i in part], own, torch.float64)
+        assert_close(step, expected)
+
+
 # ------------------------------------------------------------------ skip is not drop
 
 
