@@ -43,10 +43,9 @@ def test_b01_a_template_without_bos_gets_one_where_the_tokenizer_adds_one_to_eve
     assert encode_prompt(tokenizer(WITHOUT_BOS, adds_bos=True), MESSAGES) == (1, 3, 6, 7, 6, 4)
 
 
-def test_b01_no_bos_is_made_up_where_neither_template_nor_tokenizer_writes_one() -> None:
-    """SmolLM2 names <|im_start|> as its BOS and puts it before no text: a BOS of our own would be a stray turn."""
-    assert encode_prompt(tokenizer(WITHOUT_BOS, adds_bos=False), MESSAGES) == (3, 6, 7, 6, 4)
-    assert encode_prompt(tokenizer(), "two plus") == (6, 7)
+def test_b01_a_bos_that_neither_template_nor_tokenizer_writes_is_put_once_before_a_template() -> None:
+    assert encode_prompt(tokenizer(WITHOUT_BOS, adds_bos=False), MESSAGES) == (1, 3, 6, 7, 6, 4)
+    assert encode_prompt(tokenizer(), "two plus") == (6, 7)  # text is raw: what the tokenizer makes of it
 
 
 def test_b01_text_gets_the_bos_of_the_tokenizer_once_even_where_the_text_spells_it() -> None:

@@ -159,8 +159,10 @@ def test_sample_prints_each_prompt_once_or_a_line_of_json_per_response(run: Run,
     assert [json.loads(line)["response"] for line in out.splitlines()] == ["5", "é"]
 
 
-def test_demo_takes_a_seed_and_a_name_and_ends_with_its_own_code(run: Run, launch: types.ModuleType) -> None:
-    launch.demo = lambda seed, run: 3 if (seed, run) == (4, "x") else 0  # type: ignore[attr-defined]
+def test_demo_takes_a_seed_and_a_name_and_ends_with_its_own_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("hotcold.demo")
+    module.demo = lambda seed, run: 3 if (seed, run) == (4, "x") else 0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "hotcold.demo", module)
     assert run("demo", "seed=4", "--run", "x")[0] == 3
     assert run("demo")[0] == 0
     assert "'steps' is not understood" in run("demo", "steps=4")[2]

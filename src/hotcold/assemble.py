@@ -196,12 +196,14 @@ def as_key(prompt: Prompt) -> str:
 def encode(prompts: Sequence[Prompt], model: LoadedModel, settings: Settings, notes: list[str]) -> EncodedPrompts:
     """Token ids of every prompt; those that leave no room for a response are refused or dropped."""
     chat = settings.data.chat
-    ids = [encode_prompt(model.tokenizer, prompt.content, chat) for prompt in prompts]
+    ids = [encode_prompt(model.tokenizer, p.content, chat, where=f"row {p.index}") for p in prompts]
     if chat is None and any(isinstance(p.content, str) for p in prompts) and has_template(model.tokenizer):
         notes.append("prompts are plain text and the model has a chat template: chat=true wraps them in it")
     if model.context_length is None:
         return EncodedPrompts(prompts, ids)
-    fitting = fit_prompts(ids, model.context_length - 1, settings.data.too_long)
+    fitting = fit_prompts(
+        ids, model.context_length - 1, settings.data.too_long, rows=[p.index for p in prompts]
+    )
     if dropped := len(prompts) - len(fitting):
         notes.append(
             f"{dropped} prompts leave no room in the context of {model.context_length} tokens and were dropped"

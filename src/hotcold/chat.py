@@ -22,9 +22,9 @@ def encode_prompt(
     """Token ids. Messages go through the chat template; text is raw, or one user message with `chat=True`.
 
     BOS: text gets what the tokenizer itself puts before a text (and nothing that it puts after one). A template's
-    output is tokenised as it stands; if it names no BOS and the tokenizer puts one before every text, one is put
-    before it. So there is never a second BOS, and none where neither template nor tokenizer adds one, as in
-    transformers and vLLM. `where` names the prompt in errors.
+    output is tokenised as it stands; if it does not begin with the tokenizer's BOS, one is put before it (not where
+    BOS and EOS are one token and the tokenizer adds none). So there is never a second BOS. `where` names the prompt
+    in errors.
     """
     if isinstance(content, str) and not chat:
         ids = _text_ids(tokenizer, content)
@@ -70,7 +70,8 @@ def _template_ids(tokenizer: Any, text: str) -> list[int]:
     if bos is None or bos in _leading_special(tokenizer, ids):
         return ids
     adds_bos = _text_ids(tokenizer, "a")[:1] == [bos]
-    return [bos, *ids] if adds_bos else ids
+    # A BOS that is also the EOS (GPT-2's way) marks the end of a document; a tokenizer that does not add it means none.
+    return [bos, *ids] if adds_bos or bos != tokenizer.eos_token_id else ids
 
 
 def _leading_special(tokenizer: Any, ids: list[int]) -> list[int]:

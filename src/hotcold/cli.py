@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from types import FrameType
 from typing import Any
 
@@ -163,9 +164,7 @@ def _no_verb(word: str) -> None:
 
 
 def _print_version() -> None:
-    from hotcold import __version__
-
-    _print(f"hotcold {__version__}")
+    _print(f"hotcold {metadata.version('hotcold')}")
 
 
 # ---- printing

@@ -8,11 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hotcold.config.schema import Config
 from hotcold.errors import InputError
 from hotcold.launch import Run, train
 from hotcold.toys.task import RECOMMENDED, ToyFiles, write_toy
 from hotcold.training.console import Console, duration
+
+THREADS = 1  # the matrices are so small that a second thread costs more than it brings
 
 INTRO = """A tiny model (80 thousand parameters) adds two numbers. It was taught by examples of which three of four
 forget the carry, so it has learnt a bad habit. From here on nobody shows it an answer: a reward function says
@@ -21,6 +25,7 @@ only right (1) or wrong (0), and policy gradient (rloo) does the rest."""
 
 def demo(seed: int = 0, run: str | None = None) -> int:
     start = time.perf_counter()
+    torch.set_num_threads(THREADS)
     folder = run_folder(run, seed)
     console = Console(print)
     console.say(INTRO)
@@ -61,6 +66,7 @@ def _config(files: ToyFiles, folder: Path, seed: int) -> Config:
         reward="exact",
         run=str(folder),
         seed=seed,
+        threads=THREADS,
         **RECOMMENDED,
     )
 

@@ -275,8 +275,8 @@ def dry_run(config: Config) -> str:
 
 def expected_time(ready: Assembled) -> str:
     """From the machine's matrix rate, measured now: an order of magnitude, for responses of full length."""
-    assert ready.train is not None and ready.algorithm.plan is not None
-    config, group = ready.config, ready.algorithm.plan.group_size
+    config, group = ready.config, ready.algorithm.plan.group_size if ready.algorithm.plan else 1
+    assert ready.train is not None and config.max_tokens is not None
     rate = matrix_rate(ready.config.device)
     size = ready.model.module.num_parameters()
     prompt = sum(map(len, ready.train.ids)) / len(ready.train.ids)
