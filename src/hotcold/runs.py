@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -11,26 +12,29 @@ import re
 import socket
 import time
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
-import transformers
 
 from hotcold.batch import Rollout
-from hotcold.checkpoint import write_folder
+from hotcold.checkpoint import sweep, write_folder
 from hotcold.errors import InputError
 from hotcold.sampling.rollout_files import write_rollouts
+
+PACKAGES = ("hotcold", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 
 
 class RunFolder:
     """`runs/<name>/`, open for writing: config.yaml, env.json, metrics.jsonl, log.txt, rollouts/, eval/, checkpoints/,
     model/, README.md. Only the owner may read it: prompts and responses may be private."""
 
-    def __init__(self, path: Path, attempt: int):
+    def __init__(self, path: Path, attempt: int, lock: int):
         self.path = path
         self.attempt = attempt  # how often the run was started; the last attempt of a step wins
+        self._lock = lock  # open descriptor
 
     @classmethod
     def open(cls, path: Path, config_yaml: str, resumed: bool, environment: dict[str, Any]) -> RunFolder:
@@ -42,15 +46,28 @@ class RunFolder:
                 f"{path} holds a run already. Continue it with resume=auto, or choose another name with run=NAME."
             )
         _make_private(path)
-        _lock(path / "lock")
-        folder = cls(path, 1 + max((row["attempt"] for row in cls._read(path)), default=0))
+        lock = _lock(path / "lock")
+        try:
+            return cls._prepared(path, config_yaml, resumed, environment, lock)
+        except BaseException:
+            _unlock(path / "lock", lock)
+            raise
+
+    @classmethod
+    def _prepared(cls, path: Path, config_yaml: str, resumed: bool, given: dict[str, Any], lock: int) -> RunFolder:
         for name in ("rollouts", "eval", "checkpoints"):
             (path / name).mkdir(exist_ok=True)
-        if not resumed:
-            _write(path / "config.yaml", config_yaml)
+        sweep(path)
+        sweep(path / "checkpoints")
         _mend_last_line(path / "metrics.jsonl")
-        folder._append_environment(environment)
-        return folder
+        # a run may be killed before it has a config or a first row of metrics
+        if not resumed or not (path / "config.yaml").is_file():
+            _write(path / "config.yaml", config_yaml)
+        earlier = _attempts(path / "env.json")
+        before = [row.get("attempt", 0) for row in [*cls._read(path), *earlier]]
+        attempt = 1 + max(before, default=0)
+        _write_json(path / "env.json", {"attempts": [*earlier, {"attempt": attempt, **versions(), **given}]})
+        return cls(path, attempt, lock)
 
     def __enter__(self) -> RunFolder:
         return self
@@ -58,27 +75,29 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(OSError):
-            (self.path / "lock").unlink()
+        _unlock(self.path / "lock", self._lock)
 
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
     def log(self, text: str) -> None:
-        with open(self.path / "log.txt", "a", encoding="utf-8") as file:
+        with open(self.path / "log.txt", "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def append_metrics(self, row: dict[str, Any]) -> None:
-        """One line; a number that is not finite is written as null, which every reader of JSON understands."""
+        """One line, on the disk before the step's checkpoint. A number that is not finite is written as null, which
+        every reader of JSON understands."""
         with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps({key: _finite(value) for key, value in row.items()}) + "\n")
+            file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def write_rollouts(self, step: int, rollouts: Sequence[Rollout]) -> None:
         write_rollouts(self.path / "rollouts" / f"step_{step:06d}.parquet", step, rollouts)
 
     def write_eval(self, name: str, content: Any) -> None:
-        _write(self.path / "eval" / f"{name}.json", json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+        _write_json(self.path / "eval" / f"{name}.json", content)
 
     def write_model(self, export: Callable[[Path], None]) -> Path:
         write_folder(self.path / "model", export)
@@ -98,7 +117,7 @@ class RunFolder:
     @staticmethod
     def _read(path: Path) -> list[dict[str, Any]]:
         try:
-            lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            lines = (path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").split("\n")
         except FileNotFoundError:
             return []
         rows = []
@@ -107,25 +126,26 @@ class RunFolder:
                 rows.append(json.loads(line))
         return rows
 
-    def _append_environment(self, given: dict[str, Any]) -> None:
-        """env.json: one entry for each attempt. Versions and hardware; no variable of the environment."""
-        file = self.path / "env.json"
-        earlier = json.loads(file.read_text(encoding="utf-8"))["attempts"] if file.is_file() else []
-        now = {"attempt": self.attempt, **versions(), **given}
-        _write(file, json.dumps({"attempts": [*earlier, now]}, indent=1) + "\n")
-
 
 def versions() -> dict[str, Any]:
+    """What decides the bits of a run beside its config. No variable of the environment: they hold secrets."""
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **{name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),
         "cpu": platform.processor() or platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None  # used from its source folder
 
 
 def default_run_name(algorithm: str, model: str) -> str:
@@ -143,26 +163,76 @@ def _make_private(path: Path) -> None:
         raise InputError(f"{path} cannot be written: no permission. Choose another place with run=FOLDER.") from None
 
 
-def _lock(path: Path) -> None:
-    """pid, host and boot id of the writer. A lock whose process is gone (a kill, a reboot) is taken over."""
-    mine = {"pid": os.getpid(), "host": socket.gethostname(), "boot": _boot_id()}
-    for _ in range(2):
+_held: set[int] = set()
+
+
+def _let_go_in_child() -> None:
+    """A forked child (a reward worker) that outlives its killed parent must not hold the lock on."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+def _lock(path: Path) -> int:
+    """The descriptor of the lock file, which is locked as long as it is open: a killed process lets go by dying.
+
+    The file says who holds it: pid, host, boot id. Where files cannot be locked, the pid alone decides.
+    """
+    for _ in range(3):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        except FileExistsError:
-            holder = _holder(path)
-            if holder is not None and _is_alive(holder, mine):
-                raise InputError(
-                    f"{path.parent} is in use by process {holder['pid']} on {holder['host']}.\n"
-                    "Wait for it, stop it, or choose another name with run=NAME."
-                ) from None
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-            continue
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(json.dumps(mine))
+            _refuse_if_held(path, descriptor)
+            is_ours = path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if is_ours:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, json.dumps(_me()).encode())
+            _held.add(descriptor)
+            return descriptor
+        os.close(descriptor)  # its holder removed the file between the opening and the locking
+    raise InputError(f"{path.parent} was taken by another process at this moment. Choose another name with run=NAME.")
+
+
+def _unlock(path: Path, descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+    if descriptor in _held:
+        _held.remove(descriptor)
+        os.close(descriptor)
+
+
+def _refuse_if_held(path: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_locked = True
+    except BlockingIOError:
+        raise _in_use(path, _holder(path)) from None
+    except OSError:
+        is_locked = False
+    holder = _holder(path)
+    if holder is None:
         return
-    raise InputError(f"{path.parent} was taken by another process at this moment. Choose another name.")
+    if not _is_of_this_machine(holder):  # a lock of another machine is not seen on every file system
+        raise _in_use(path, holder)
+    if not is_locked and _is_alive(holder):
+        raise _in_use(path, holder)
+
+
+def _in_use(path: Path, holder: dict[str, Any] | None) -> InputError:
+    who = "another process" if holder is None else f"process {holder['pid']} on {holder['host']}"
+    text = f"{path.parent} is in use by {who}.\nWait for it, stop it, or choose another name with run=NAME."
+    if holder is not None and not _is_of_this_machine(holder):
+        text += f"\nIf that machine no longer runs it, delete {path}."
+    return InputError(text)
+
+
+def _me() -> dict[str, Any]:
+    return {"pid": os.getpid(), "host": socket.gethostname(), "boot": _boot_id()}
 
 
 def _holder(path: Path) -> dict[str, Any] | None:
@@ -173,10 +243,13 @@ def _holder(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _is_alive(holder: dict[str, Any], mine: dict[str, Any]) -> bool:
-    if holder["host"] != mine["host"]:
-        return True  # another machine's process cannot be asked
-    if holder["boot"] != mine["boot"]:
+def _is_of_this_machine(holder: dict[str, Any]) -> bool:
+    """The same name, or the same kernel under another name (a container)."""
+    return holder["host"] == socket.gethostname() or (holder["boot"] != "" and holder["boot"] == _boot_id())
+
+
+def _is_alive(holder: dict[str, Any]) -> bool:
+    if holder["boot"] != _boot_id():
         return False
     try:
         os.kill(holder["pid"], 0)
@@ -201,12 +274,31 @@ def _mend_last_line(path: Path) -> None:
             file.write(b"\n")
 
 
+def _attempts(path: Path) -> list[dict[str, Any]]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["attempts"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _write_json(path: Path, content: Any) -> None:
+    _write(path, json.dumps(_finite(content), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+
+
 def _write(path: Path, text: str) -> None:
     """At once or not at all."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     partial.replace(path)
 
 
 def _finite(value: Any) -> Any:
+    """`value` with null for every number that is not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,6 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hotcold.batch import Rollout
 from hotcold.errors import InputError
@@ -39,6 +41,48 @@ def test_every_field_comes_back_as_it_was(tmp_path: Path) -> None:
     """B04: text with a replacement character and an emoji too."""
     write_rollouts(tmp_path / "r.parquet", 10, [FULL, BARE])
     assert read_rollouts(tmp_path / "r.parquet") == {10: [FULL, BARE]}
+
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+IDS = st.lists(st.integers(0, 2**31), max_size=4)
+COUNTS = st.integers(0, 2**40)
+
+
+@st.composite
+def any_rollout(draw: st.DrawFn, episode: int) -> Rollout:
+    response = draw(IDS)
+    length = {"min_size": len(response), "max_size": len(response)}
+    steps = st.lists(st.tuples(st.integers(0, len(response) - 1), NUMBERS), max_size=3) if response else st.just([])
+    return Rollout(
+        prompt_ids=tuple(draw(IDS)),
+        response_ids=tuple(response),
+        group=draw(COUNTS),
+        episode=episode,
+        response_mask=draw(st.none() | st.lists(st.booleans(), **length).map(tuple)),
+        reward=draw(st.none() | NUMBERS),
+        steps=tuple(draw(steps)),
+        logp_sampler=draw(st.none() | st.lists(NUMBERS, **length).map(tuple)),
+        truncated=draw(st.booleans()),
+        version=draw(COUNTS),
+        greedy_reward=draw(st.none() | NUMBERS),
+        unit=draw(st.none() | COUNTS),
+        parts=draw(st.dictionaries(st.text(), st.none() | NUMBERS, max_size=3)),
+        text=draw(st.text()),
+        prompt_text=draw(st.text()),
+        finish_reason=draw(st.sampled_from(["", "stop", "length"])),
+        prompt_index=draw(st.integers(-1, 9)),
+        draw=draw(st.integers(-1, 9)),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(step=st.integers(0, 10**6), drawn=st.tuples(*[any_rollout(episode) for episode in (3, 1, 2)]))
+def test_any_rollouts_come_back_bit_for_bit(
+    tmp_path_factory: pytest.TempPathFactory, step: int, drawn: tuple[Rollout, ...]
+) -> None:
+    path = tmp_path_factory.mktemp("rollouts") / "r.parquet"
+    write_rollouts(path, step, drawn)
+    assert repr(read_rollouts(path)) == repr({step: list(drawn)})  # repr tells -0.0 from 0.0
 
 
 def rows(**changes: Any) -> dict[str, list[Any]]:
@@ -82,13 +126,46 @@ def test_intermediate_rewards_may_be_pairs(tmp_path: Path) -> None:
         ({"reward": ["1", "0", "1"]}, r"column reward is string, double is needed"),
         ({"response_ids": [[5, -6], [7], [8]]}, r"row 0: response_ids .* negative"),
         ({"prompt_ids": [[1], None, [2]]}, r"row 1: prompt_ids is null"),
-        ({"steps": [[[5.0, 1.0]], None, None]}, r"row 0: steps has \(5, 1.0\); the response has the tokens 0 to 1"),
+        (
+            {"steps": [[[5.0, 1.0]], None, None]},
+            r"row 0: steps has position 5.0, value 1.0; the response has 2 tokens",
+        ),
         ({"group": [0, None, 1]}, r"row 1: group is null"),
+        ({"group": [0, 5, 1], "episode": [7, 7, 7]}, r"step 4: the episode 7 is in the groups 0 and 5"),
+        ({"prompt_ids": [["1"], ["1"], ["2"]]}, r"column prompt_ids is list<.*string>, list<.*int64> is needed"),
+        ({"prompt_ids": [1, 2, 3]}, r"column prompt_ids is int64"),
+        ({"group": [0.0, 0.5, 1.0]}, r"column group is double, int64 is needed"),
+        ({"steps": [[[0.5, 1.0]], None, None]}, r"row 0: steps has position 0.5"),
+        ({"steps": [None, [[0.0]], None]}, r"row 1: steps has \[0.0\]"),
+        ({"steps": [0.5, None, None]}, r"row 0: steps is 0.5; a list of pairs"),
+        ({"steps": [None, None, [[0.0, float("nan")]]]}, r"row 2: steps has position 0.0, value nan"),
+        ({"steps": [None, [None], None]}, r"row 1: steps has None"),
+        ({"steps": [None, None, [{"position": 0, "value": None}]]}, r"row 2: steps has {'position': 0, 'value': None}"),
+        ({"logp_sampler": [[-1.0, float("nan")], [-1.0], [-1.0]]}, r"row 0: logp_sampler .* not finite"),
+        ({"logp_sampler": [[-1.0, None], [-1.0], [-1.0]]}, r"row 0: logp_sampler has a null entry"),
+        ({"greedy_reward": [None, float("inf"), None]}, r"row 1: greedy_reward is inf"),
+        ({"parts": ["{}", "[1]", "{}"]}, r"row 1: parts is no JSON object"),
+        ({"parts": ["{}", "{", "{}"]}, r"row 1: parts is no JSON object"),
+        (
+            {"response_masks": [[True, True], [True], [True]]},
+            r'response_masks is not known. Did you mean "response_mask"',
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, changes: dict[str, list[Any]], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ReplayRollouts(write(tmp_path / "r.parquet", rows(**changes)))
+
+
+def test_columns_of_ones_own_and_narrow_types_are_read(tmp_path: Path) -> None:
+    """The ids as int32, rewards as int8 and as bool, a column that means nothing here."""
+    table = pa.table(rows(prompt=["a", "b", "c"], logp=[0.0, 0.0, 0.0]))
+    table = table.set_column(4, "response_ids", pa.array([[5, 6], [7], [8]], pa.list_(pa.int32())))
+    for rewards in (pa.array([1, None, 0], pa.int8()), pa.array([True, None, False])):
+        pq.write_table(table.set_column(5, "reward", rewards), tmp_path / "r.parquet")
+        read = read_rollouts(tmp_path / "r.parquet")
+        assert [(r.response_ids, r.reward) for r in read[4]] == [((5, 6), 1.0), ((7,), None)]
+        assert [(r.response_ids, r.reward) for r in read[9]] == [((8,), 0.0)]
 
 
 def test_a_missing_column_an_empty_file_and_no_parquet_are_errors(tmp_path: Path) -> None:
@@ -105,3 +182,8 @@ def test_a_missing_column_an_empty_file_and_no_parquet_are_errors(tmp_path: Path
         ReplayRollouts(str(tmp_path / "text.parquet"))
     with pytest.raises(InputError, match="no such file"):
         ReplayRollouts(str(tmp_path / "none.parquet"))
+
+
+def test_the_name_of_a_folder_is_no_column(tmp_path: Path) -> None:
+    (tmp_path / "step=77").mkdir()
+    assert ReplayRollouts(write(tmp_path / "step=77" / "r.parquet", rows())).steps == [4, 9]

@@ -1,16 +1,19 @@
 """Rollouts as parquet: what a run writes and what `sampler=replay:FILE` reads.
 
 Columns: step, group, episode int; prompt_ids, response_ids list<int>; response_mask list<bool> over response_ids
-(optional: all true); reward double, null is no score; steps list<{position, value}> and logp_sampler list<double>
-(optional); truncated bool; version int. A run adds unit, greedy_reward, parts (JSON), text, prompt_text, finish_reason,
-prompt_index and draw.
+(optional: all true); reward double, null is no score; steps (optional) list<{position, value}>, pairs [position, value]
+are read too; logp_sampler list<double> (optional); truncated bool; version int. A run adds unit, greedy_reward, parts
+(JSON), text, prompt_text, finish_reason, prompt_index and draw. Any other column is left alone, unless it looks like a
+misspelt one of these.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hotcold.batch import Rollout
-from hotcold.errors import InputError
+from hotcold.errors import InputError, did_you_mean
 
 INTS, FLOATS = pa.list_(pa.int64()), pa.list_(pa.float64())
 STEPS = pa.list_(pa.struct([("position", pa.int64()), ("value", pa.float64())]))
@@ -45,13 +48,18 @@ SCHEMA = pa.schema(
         ("draw", pa.int64()),
     ]
 )
+EFFECTIVE = ("response_mask", "steps", "logp_sampler", "truncated", "version", "unit", "greedy_reward")
 NEEDED = ("step", "group", "episode", "prompt_ids", "response_ids", "reward")
 
 
 def write_rollouts(path: Path, step: int, rollouts: Sequence[Rollout]) -> None:
     """At once or not at all."""
+    table = pa.Table.from_pylist([_row(step, r) for r in rollouts], schema=SCHEMA)
     partial = path.with_name(f".{path.name}.partial")
-    pq.write_table(pa.Table.from_pylist([_row(step, r) for r in rollouts], schema=SCHEMA), partial)
+    with open(partial, "wb") as file:
+        pq.write_table(table, file)
+        file.flush()
+        os.fsync(file.fileno())
     partial.replace(path)
 
 
@@ -64,6 +72,8 @@ def read_rollouts(path: str | Path) -> dict[int, list[Rollout]]:
         out.setdefault(step, []).append(_rollout(row, f"{path}, row {number}"))
     if not out:
         raise InputError(f"{path} has no row: nothing to replay.")
+    for step, rollouts in out.items():
+        _check_episodes(path, step, rollouts)
     return out
 
 
@@ -95,24 +105,34 @@ def _read_table(path: Path) -> pa.Table:
     if not path.is_file():
         raise InputError(f"sampler=replay:{path}: there is no such file.")
     try:
-        table = pq.read_table(path)
+        with pq.ParquetFile(path) as file:  # not read_table, which makes columns of folder names like step=4/
+            table = file.read()
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} could not be read as parquet: {str(error).splitlines()[0][:200]}") from error
     if missing := [name for name in NEEDED if name not in table.column_names]:
         raise InputError(f"{path} lacks the column {missing[0]}. Needed are {', '.join(NEEDED)}.")
+    _check_spelling(path, table.column_names)
     for name in SCHEMA.names:
-        if name in table.column_names:
+        if name in table.column_names and name != "steps":  # pairs and structs are both read
             table = _cast(path, table, name)
     return table
+
+
+def _check_spelling(path: Path, names: list[str]) -> None:
+    """An optional column with a slip in its name would be left out without a word."""
+    if twice := [name for name in names if names.count(name) > 1 and name in SCHEMA.names]:
+        raise InputError(f"{path} has the column {twice[0]} twice.")
+    absent = [name for name in EFFECTIVE if name not in names]
+    for name in names:
+        if name not in SCHEMA.names and (close := get_close_matches(name, absent, n=1, cutoff=0.8)):
+            raise InputError(f"{path}: the column {name} is not known.{did_you_mean(name, close)}")
 
 
 def _cast(path: Path, table: pa.Table, name: str) -> pa.Table:
     """The column in the type of the schema (int32 ids and float rewards are widened; text is refused)."""
     column, wanted = table[name], SCHEMA.field(name).type
-    if name == "steps" and not pa.types.is_null(column.type) and column.type != wanted:
-        column = pa.chunked_array([pa.array([_as_structs(v) for v in column.to_pylist()], wanted)])
     try:
-        if pa.types.is_string(column.type) and not pa.types.is_string(wanted):
+        if _has_text(column.type) and not _has_text(wanted):
             raise pa.ArrowInvalid("text")
         column = column.cast(wanted)
     except pa.ArrowException:
@@ -120,44 +140,90 @@ def _cast(path: Path, table: pa.Table, name: str) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, column)
 
 
-def _as_structs(value: Any) -> Any:
-    """Pairs [position, value] are read like the structs that a run writes."""
-    if value is None:
-        return None
-    return [v if isinstance(v, dict) else {"position": int(v[0]), "value": float(v[1])} for v in value]
+def _has_text(kind: pa.DataType) -> bool:
+    """Text, or a list or dictionary of it: arrow would read "5" as 5."""
+    if pa.types.is_struct(kind):
+        return any(_has_text(kind.field(i).type) for i in range(kind.num_fields))
+    if hasattr(kind, "value_type"):
+        return _has_text(kind.value_type)
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind)
+
+
+def _check_episodes(path: str | Path, step: int, rollouts: Sequence[Rollout]) -> None:
+    """Several rows may form one episode; baselines are over the episodes of a group."""
+    group: dict[int, int] = {}
+    for r in rollouts:
+        if group.setdefault(r.episode, r.group) != r.group:
+            raise InputError(
+                f"{path}, step {step}: the episode {r.episode} is in the groups {group[r.episode]} and {r.group}.\n"
+                "An episode is one response to one prompt: number the responses of a step without repeating."
+            )
 
 
 def _rollout(row: dict[str, Any], where: str) -> Rollout:
     prompt, response = _ids(row, "prompt_ids", where), _ids(row, "response_ids", where)
-    reward = row["reward"]
-    if reward is not None and not math.isfinite(reward):
-        raise InputError(f"{where}: reward is {reward}. A response without a score has null.")
-    steps = tuple((s["position"], s["value"]) for s in row.get("steps") or ())
-    for position, value in steps:
-        if not (0 <= position < len(response) and math.isfinite(value)):
-            raise InputError(
-                f"{where}: steps has ({position}, {value}); the response has the tokens 0 to {len(response) - 1}."
-            )
+    logp = _per_token(row, "logp_sampler", len(response), where)
+    if logp is not None and not all(map(math.isfinite, logp)):
+        raise InputError(f"{where}: logp_sampler has an entry that is not finite.")
     return Rollout(
         prompt_ids=prompt,
         response_ids=response,
         group=_whole(row, "group", where),
         episode=_whole(row, "episode", where),
         response_mask=_per_token(row, "response_mask", len(response), where),
-        reward=reward,
-        steps=steps,
-        logp_sampler=_per_token(row, "logp_sampler", len(response), where),
+        reward=_score(row, "reward", where),
+        steps=_steps(row, len(response), where),
+        logp_sampler=logp,
         truncated=bool(row.get("truncated") or False),
         version=row.get("version") or 0,
-        greedy_reward=row.get("greedy_reward"),
+        greedy_reward=_score(row, "greedy_reward", where),
         unit=row.get("unit"),
-        parts=json.loads(row.get("parts") or "{}"),
+        parts=_parts(row, where),
         text=row.get("text") or "",
         prompt_text=row.get("prompt_text") or "",
         finish_reason=row.get("finish_reason") or "",
         prompt_index=_or(row.get("prompt_index"), -1),
         draw=_or(row.get("draw"), -1),
     )
+
+
+def _score(row: dict[str, Any], name: str, where: str) -> float | None:
+    score = row.get(name)
+    if score is not None and not math.isfinite(score):
+        raise InputError(f"{where}: {name} is {score}. A response without a score has null.")
+    return score
+
+
+def _steps(row: dict[str, Any], length: int, where: str) -> tuple[tuple[int, float], ...]:
+    entries = row.get("steps")
+    if entries is None:
+        return ()
+    if not isinstance(entries, list):
+        raise InputError(f"{where}: steps is {entries!r}; a list of pairs (position, value) is needed.")
+    return tuple(_position_and_value(entry, length, where) for entry in entries)
+
+
+def _position_and_value(entry: Any, length: int, where: str) -> tuple[int, float]:
+    """A struct, as a run writes it, or a pair."""
+    pair = [entry.get("position"), entry.get("value")] if isinstance(entry, dict) else entry
+    if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(n, (int, float)) for n in pair)):
+        raise InputError(f"{where}: steps has {entry!r}; a position and a value are needed.")
+    position, value = pair
+    if not (math.isfinite(value) and position in range(length)):
+        raise InputError(
+            f"{where}: steps has position {position}, value {value}; the response has {length} tokens, from 0."
+        )
+    return int(position), float(value)
+
+
+def _parts(row: dict[str, Any], where: str) -> dict[str, float | None]:
+    try:
+        parts = json.loads(row.get("parts") or "{}")
+    except ValueError:
+        parts = None
+    if not isinstance(parts, dict):
+        raise InputError(f"{where}: parts is no JSON object of reward names and scores.")
+    return parts
 
 
 def _or(value: Any, default: int) -> int:
