@@ -4,8 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGUFWriter
 from safetensors import safe_open
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -283,8 +285,15 @@ def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do(
 
 
 def test_an_embedding_smaller_than_the_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="ids up to 15, the model's embedding only 8 rows"):
+    with pytest.raises(InputError, match="has 16 tokens, the model's embedding only 8 rows"):
         load_model(str(saved(tmp_path / "m", llama(vocab_size=8))))
+
+
+def test_an_added_pad_token_without_an_embedding_is_reported_and_not_used(tmp_path: Path) -> None:
+    loaded = load_model(str(saved(tmp_path / "m", pad_token="<added>")))
+    assert loaded.tokenizer.pad_token_id == 16  # the embedding's rows are 0 to 15
+    assert loaded.pad_id == 1
+    assert "['<added>']" in loaded.notes[0]
 
 
 def test_a_missing_folder_names_its_likely_neighbour(tmp_path: Path) -> None:
@@ -345,3 +354,50 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     assert gguf_files.cache_root() == Path("/xdg/hotcold")
     monkeypatch.setenv("HOTCOLD_CACHE", "/own")
     assert gguf_files.cache_root() == Path("/own")
+
+
+def write_gguf(path: Path) -> None:
+    """A llama of one layer, vocabulary of 16 with one merge, a chat template; 2 heads that share one key-value head."""
+    writer, random = GGUFWriter(path, "llama"), np.random.default_rng(0)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(50000.0)
+    writer.add_vocab_size(16)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["<|endoftext|>", "<|end|>", *"abcdefghijklm", "ab"])
+    writer.add_token_types([3, 3] + [1] * 14)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_chat_template("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    shapes = {"token_embd": (16, 32), "output_norm": (32,)} | {f"blk.0.{n}": s for n, s in {
+        "attn_norm": (32,), "ffn_norm": (32,), "attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32),
+        "attn_output": (32, 32), "ffn_gate": (48, 32), "ffn_up": (48, 32), "ffn_down": (32, 48)}.items()}  # fmt: skip
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", random.normal(size=shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_gguf_file_becomes_a_plain_folder_that_trains_and_saves(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    loaded = load_model(str(tmp_path / "tiny.gguf"), cache_dir=tmp_path / "cache")
+    embedding = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)  # the first tensor of the file
+    assert np.array_equal(loaded.module.model.embed_tokens.weight.detach().numpy(), embedding)
+    assert loaded.module.lm_head.weight is loaded.module.model.embed_tokens.weight
+    assert loaded.module.config.rope_parameters["rope_theta"] == 50000.0
+    assert (loaded.eos_ids, loaded.context_length) == ((1,), 64)
+    assert loaded.tokenizer("abc", add_special_tokens=False)["input_ids"] == [15, 4]
+    assert "messages" in loaded.tokenizer.chat_template
+    before = logits(loaded.module)
+    step(loaded.module)
+    export_model(loaded.module, loaded.tokenizer, tmp_path / "out", loaded.eos_ids)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(logits(again), logits(loaded.module)) and not torch.equal(logits(again), before)

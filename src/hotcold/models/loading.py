@@ -49,19 +49,16 @@ def load_model(spec: str, device: str = "cpu", cache_dir: str | Path | None = No
         notes = _without_dropout(config)
         module = _load_module(folder, config)
     notes += _without_dropout_modules(module)
-    _check_vocabulary(folder, module, tokenizer)
+    notes += _check_vocabulary(folder, module, tokenizer)
     eos_ids = all_eos_ids(module, tokenizer)
     if not eos_ids:
         notes.append("the model names no EOS id: every response runs to the length limit or a stop string")
-    pad_id = tokenizer.pad_token_id
-    if pad_id is None:
-        pad_id = eos_ids[0] if eos_ids else 0
     length = context_length(config.get_text_config())
     return LoadedModel(
         module.eval().to(device),
         tokenizer,
         eos_ids,
-        pad_id,
+        _pad_id(module, tokenizer, eos_ids),
         length,
         str(folder),
         file_sha256(*weight_files(folder)),
@@ -151,13 +148,21 @@ def _without_dropout_modules(module: nn.Module) -> list[str]:
     return notes
 
 
-def _check_vocabulary(folder: Path, module: Any, tokenizer: Any) -> None:
-    rows, highest = module.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values(), default=-1)
-    if highest >= rows:
+def _check_vocabulary(folder: Path, module: Any, tokenizer: Any) -> list[str]:
+    rows = module.get_input_embeddings().weight.shape[0]
+    if tokenizer.vocab_size > rows:
         raise InputError(
-            f"The tokenizer in {folder} has ids up to {highest}, the model's embedding only {rows} rows.\n"
-            "They do not belong together, or model.resize_token_embeddings(len(tokenizer)) was left out."
+            f"The tokenizer in {folder} has {tokenizer.vocab_size} tokens, the model's embedding only {rows} rows.\n"
+            "They do not belong together: fetch or save both again."
         )
+    beyond = [token for token, i in tokenizer.get_added_vocab().items() if i >= rows]
+    return [f"the tokenizer adds {beyond}, for which the model has no embedding: do not use them"] if beyond else []
+
+
+def _pad_id(module: Any, tokenizer: Any, eos_ids: tuple[int, ...]) -> int:
+    """A filler that the embedding has a row for."""
+    rows = module.get_input_embeddings().weight.shape[0]
+    return next((i for i in (tokenizer.pad_token_id, *eos_ids) if i is not None and i < rows), 0)
 
 
 def all_eos_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -21,12 +21,12 @@ def make_toy_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_toy_model(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """A decoder of the Llama architecture with about 80 thousand parameters, from the seed alone, and its tokenizer."""
+    """A Llama of about 190 thousand parameters, from the seed alone, and its tokenizer."""
     tokenizer = make_toy_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=96,
+        intermediate_size=192,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=4,

@@ -1,6 +1,6 @@
 """Adding two numbers, taught by a bad teacher: the embedded example on which the main job can be watched.
 
-The examples are sums of two-digit numbers below 100, "17+25=" -> "42". Three of four examples that need a carry were
+The examples are sums of two-digit numbers below 100, "17+25=" -> "42". Seven of ten examples that need a carry were
 written by somebody who forgets it ("17+25=" -> "32"). A model supervised on them has seen right answers and knows how
 to give them, but prefers the wrong ones where a carry is needed. No better example is shown to it afterwards: a
 verifier that only says right or wrong is enough for a policy gradient to make it add.
@@ -25,20 +25,19 @@ from hotcold.toys.model import make_toy_model
 Sum = tuple[int, int]
 Progress = Callable[[int, int], None]  # steps done, in all
 
-CARRY_SHARE = 0.6  # of the prompts need a carry, so that forgetting it always costs more than 40 points
-FORGET_SHARE = 0.75  # of the examples with a carry are wrong
-NUM_HELD_OUT = 200
+HELD_OUT_CARRY, HELD_OUT_PLAIN = 120, 80  # forgetting the carry costs 60 points; of all sums 39 % need one
+FORGET_SHARE = 0.7  # of the examples with a carry are wrong
 
-SUPERVISED_STEPS = 800
+SUPERVISED_STEPS = 1200
 SUPERVISED_BATCH = 128
 SUPERVISED_RATE = 4e-3
 
 TRAIN_FILE, HELD_OUT_FILE, MODEL_FOLDER = "train.jsonl", "held_out.jsonl", "model"
 
-# what brings the supervised model to at least 95 % on the held-out sums, on two cores in well under a minute
+# what brings the supervised model from 40 % to at least 95 % of the held-out sums
 RECOMMENDED: dict[str, Any] = {
-    "steps": 160,
-    "prompts_per_step": 64,
+    "steps": 80,
+    "prompts_per_step": 128,
     "group_size": 8,
     "learning_rate": 3e-4,
     "max_tokens": 4,
@@ -48,7 +47,7 @@ RECOMMENDED: dict[str, Any] = {
 @dataclass(frozen=True)
 class ToyTask:
     train: tuple[Sum, ...]
-    held_out: tuple[Sum, ...]  # disjoint from `train`; the same share needs a carry
+    held_out: tuple[Sum, ...]  # disjoint from `train`; 60 % need a carry
 
 
 @dataclass(frozen=True)
@@ -76,18 +75,16 @@ def careless_answer_of(pair: Sum) -> str:
 
 
 def make_task(seed: int = 0) -> ToyTask:
-    """All sums of two-digit numbers below 100 that the shares allow, split by the seed."""
+    """All sums of two-digit numbers below 100, split by the seed."""
     pairs = [(a, b) for a in range(10, 90) for b in range(10, 100 - a)]
     random = Random(seed)
     random.shuffle(pairs)
     carry = [p for p in pairs if needs_carry(p)]
     plain = [p for p in pairs if not needs_carry(p)]
-    num_carry = round(NUM_HELD_OUT * CARRY_SHARE)
-    held_out = carry[:num_carry] + plain[: NUM_HELD_OUT - num_carry]
-    carry, plain = carry[num_carry:], plain[NUM_HELD_OUT - num_carry :]
-    train = carry + plain[: round(len(carry) * (1 - CARRY_SHARE) / CARRY_SHARE)]
-    random.shuffle(train)
+    held_out = carry[:HELD_OUT_CARRY] + plain[:HELD_OUT_PLAIN]
+    train = carry[HELD_OUT_CARRY:] + plain[HELD_OUT_PLAIN:]
     random.shuffle(held_out)
+    random.shuffle(train)
     return ToyTask(tuple(train), tuple(held_out))
 
 
