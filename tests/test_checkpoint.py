@@ -2,15 +2,11 @@
 
 import errno
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,6 +21,7 @@ from hotcold.checkpoint import (
     write_checkpoint,
     write_folder,
 )
+from tests.kills import killed_before_file_operation
 
 
 def export(folder: Path) -> None:
@@ -37,27 +34,6 @@ def save(root: Path, step: int, note: str = "") -> Path:
     moments = {"w.exp_avg": torch.tensor([float(step), float(step)])}
     write_checkpoint(folder, export, {"optimizer": moments}, {"step": step, "note": note})
     return folder
-
-
-def killed_before_file_operation(number: int, root: Path, body: Callable[[], Any]) -> bool:
-    """Run `body` in a child that SIGKILLs itself just before its `number`-th file operation under `root`, from 1.
-    Whether it was killed; False means that `body` came to its end."""
-    child = os.fork()
-    if child == 0:
-        left = [number]
-
-        def hook(event: str, args: tuple[Any, ...]) -> None:
-            if event in ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove") and str(root) in str(args[0]):
-                left[0] -= 1
-                if left[0] == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(hook)
-        body()
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert status in (0, signal.SIGKILL)
-    return status != 0
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:

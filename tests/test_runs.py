@@ -14,6 +14,7 @@ import pytest
 
 from hotcold.errors import InputError
 from hotcold.runs import RunFolder, default_run_name
+from tests.kills import killed_before_file_operation
 
 
 def test_the_last_attempt_of_a_step_wins(tmp_path: Path) -> None:
@@ -151,11 +152,26 @@ def test_where_files_cannot_be_locked_the_process_decides(tmp_path: Path, monkey
             pass
 
 
-def test_a_run_killed_before_its_config_was_written_gets_one(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    with RunFolder.open(tmp_path / "run", "seed: 3\n", True, {}):
-        pass
-    assert (tmp_path / "run" / "config.yaml").read_text() == "seed: 3\n"
+def test_a_run_killed_before_it_had_a_config_is_begun_anew_by_the_same_command(tmp_path: Path) -> None:
+    """Such a folder holds no run, so `resume=auto` starts one (resumed=False)."""
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "lock").write_text('{"pid": 1, "ho')
+    (path / ".config.yaml.partial").write_text("see")
+    with RunFolder.open(path, "seed: 3\n", False, {}):
+        assert (path / "config.yaml").read_text() == "seed: 3\n"
+        assert {entry.name for entry in path.iterdir() if entry.name.startswith(".")} == set()
+
+
+def test_a_run_killed_at_any_file_operation_of_its_start_can_be_started_again(tmp_path: Path) -> None:
+    for number in range(1, 100):
+        path = tmp_path / str(number)
+        was_killed = killed_before_file_operation(number, path, lambda path=path: RunFolder.open(path, "", False, {}))
+        with RunFolder.open(path, "", (path / "config.yaml").is_file(), {}) as run:
+            assert run.attempt <= 2
+        if not was_killed:
+            break
+    assert number > 8
 
 
 def test_each_start_is_an_attempt_of_its_own_even_without_a_row_of_metrics(tmp_path: Path) -> None:

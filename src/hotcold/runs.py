@@ -24,6 +24,8 @@ from hotcold.checkpoint import sweep, write_folder
 from hotcold.errors import InputError
 from hotcold.sampling.rollout_files import write_rollouts
 
+CONFIG = "config.yaml"
+START = {"lock", f".{CONFIG}.partial"}  # all there is of a run that was killed before it had a config
 PACKAGES = ("hotcold", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 
 
@@ -41,7 +43,7 @@ class RunFolder:
         """Create the folder, or continue in it. A folder with a run in it is never written over."""
         if path.exists() and not path.is_dir():
             raise InputError(f"{path} is a file: choose another name with run=NAME.")
-        if not resumed and path.is_dir() and any(path.iterdir()):
+        if not resumed and path.is_dir() and any(entry.name not in START for entry in path.iterdir()):
             raise InputError(
                 f"{path} holds a run already. Continue it with resume=auto, or choose another name with run=NAME."
             )
@@ -55,15 +57,14 @@ class RunFolder:
 
     @classmethod
     def _prepared(cls, path: Path, config_yaml: str, resumed: bool, given: dict[str, Any], lock: int) -> RunFolder:
+        if not resumed:
+            _write(path / CONFIG, config_yaml)  # before all else: with it the folder holds a run
         for name in ("rollouts", "eval", "checkpoints"):
             (path / name).mkdir(exist_ok=True)
         sweep(path)
         sweep(path / "checkpoints")
         _mend_last_line(path / "metrics.jsonl")
-        # a run may be killed before it has a config or a first row of metrics
-        if not resumed or not (path / "config.yaml").is_file():
-            _write(path / "config.yaml", config_yaml)
-        earlier = _attempts(path / "env.json")
+        earlier = _attempts(path / "env.json")  # a run may be killed before its first row of metrics
         before = [row.get("attempt", 0) for row in [*cls._read(path), *earlier]]
         attempt = 1 + max(before, default=0)
         _write_json(path / "env.json", {"attempts": [*earlier, {"attempt": attempt, **versions(), **given}]})
