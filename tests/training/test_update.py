@@ -244,6 +244,18 @@ def test_each_minibatch_averages_over_its_own_rows(weighting: str) -> None:
         assert_close(step, expected)
 
 
+def test_minibatches_are_drawn_anew_at_every_step_and_by_the_seed() -> None:
+    algorithm = Custom((Objective(importance_weighted_loss, sum_per_response, minibatches=3),), (1.0,) * 12)
+
+    def drawn(step: int, seed: int) -> list[list[int]]:
+        engine = RecordingEngine(T2.policy())
+        run_update(t2_rollouts(), algorithm, engine, step=step, seed=seed)
+        return [sorted(rows) for rows in engine.episodes]
+
+    assert drawn(1, 0) == drawn(1, 0)
+    assert drawn(1, 0) != drawn(2, 0) and drawn(1, 0) != drawn(1, 1)
+
+
 # ------------------------------------------------------------------ skip is not drop
 
 
