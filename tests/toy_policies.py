@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotcold.algorithms.base import Algorithm, Objective
+from hotcold.algorithms.base import Algorithm, Objective, Plan
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.engines.base import Pass, StepResult
 from hotcold.engines.local import LocalEngine
@@ -203,6 +203,45 @@ def assert_close(actual: Any, expected: Any, tolerance: float = 1e-12) -> None:
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
     gap = (actual - expected).abs() / expected.abs().clamp(min=1)
     assert bool((gap <= tolerance).all()), f"largest gap {float(gap.max()):.3e}\n{actual}\n{expected}"
+
+
+@dataclass(frozen=True)
+class Custom:
+    """A user's algorithm: given advantages by row, any objectives."""
+
+    objectives: tuple[Objective, ...]
+    advantages: tuple[float, ...] | None = None
+    reads: frozenset[str] = frozenset()
+    extras: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Plan:
+        return Plan()
+
+    def state(self) -> dict[str, float]:
+        return {}
+
+    def keep(self, batch: Batch) -> Tensor:
+        return torch.ones_like(batch.keep)
+
+    def credit(self, batch: Batch, state: dict[str, float]) -> tuple[Batch, dict[str, float]]:
+        if self.advantages is None:
+            return batch.replace(extras=self.extras), state
+        values = torch.tensor(self.advantages, dtype=batch.token_rewards.dtype)[:, None]
+        return batch.replace(advantages=torch.where(batch.response_mask, values, 0.0), extras=self.extras), state
+
+
+def gradient(
+    model: Any, rollouts: Sequence[Rollout], algorithm: Algorithm, dtype: torch.dtype = torch.float32, **options: Any
+) -> list[Tensor]:
+    engine = RecordingEngine(model)
+    run_update(rollouts, algorithm, engine, dtype=dtype, **options)
+    (gradients,) = engine.gradients
+    return gradients
+
+
+def t2_rollouts(count: int = 12) -> list[Rollout]:
+    return [T2.rollout(T2.responses[(i * i + i // 3) % 4], i % 3, i) for i in range(count)]
 
 
 # ------------------------------------------------------------------ tiny models of real architectures, float32
