@@ -28,7 +28,7 @@ Progress = Callable[[int, int], None]  # steps done, in all
 HELD_OUT_CARRY, HELD_OUT_PLAIN = 120, 80  # forgetting the carry costs 60 points; of all sums 39 % need one
 FORGET_SHARE = 0.7  # of the examples with a carry are wrong
 
-SUPERVISED_STEPS = 1200
+SUPERVISED_STEPS = 800
 SUPERVISED_BATCH = 128
 SUPERVISED_RATE = 4e-3
 
