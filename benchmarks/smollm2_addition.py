@@ -61,8 +61,9 @@ def wilson(p: float, n: int, z: float = 1.959963984540054) -> tuple[float, float
 def train(seed: int, runs: Path) -> tuple[Path, float]:
     run = runs / f"smollm2-addition-seed{seed}"
     start = time.perf_counter()
-    command = [sys.executable, "-m", "hotcold", "train", RECIPE, f"seed={seed}", f"run={run}"]
-    subprocess.run(command, cwd=ROOT, check=True)
+    if not (run / "model").is_dir():  # a seed that was trained before is only measured
+        command = [sys.executable, "-m", "hotcold", "train", RECIPE, f"seed={seed}", f"run={run}", "resume=auto"]
+        subprocess.run(command, cwd=ROOT, check=True)
     return run, time.perf_counter() - start
 
 
