@@ -78,3 +78,11 @@ def test_a_first_loss_near_zero_is_explained_with_its_gradient() -> None:
     assert first_step_note(step(loss=0.4, grad_norm=0.8)) is None
     assert first_step_note(step(loss=0.0, grad_norm=0.0)) is None  # nothing was learnt: another matter
     assert first_step_note(step(loss=None)) is None
+
+
+def test_nothing_to_train_on_is_said_where_there_are_no_groups_to_compare() -> None:
+    """Expert iteration that keeps nothing, or a batch mean that equals every score of groups of one."""
+    bad = step(frac_reward_zero_std=None, **{"rows/trained": 0, "rows/dropped": 8, "rows/skipped": 0, "reward": 0.0})
+    (text,) = notes([bad] * 3)
+    assert "3 steps without a response to train on (8 dropped" in text
+    assert notes([bad] * 2) == [] and notes([bad] * 4) == []  # once, and not before the third

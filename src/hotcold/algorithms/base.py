@@ -54,7 +54,7 @@ class Objective:
     model: Literal["policy", "critic", "reward"] = "policy"
     epochs: int = 1
     minibatches: int = 1
-    start: int = 0  # first step that trains it (critic warm-up delays the policy)
+    start: int = 0  # steps that pass before it is trained (a critic's warm-up delays the policy)
     restart: bool = False  # parameters and optimiser are reset to the starting ones before the batch's first step
     on_policy: bool = True  # False: a loss that no advantage weights, free to take many steps on a batch
 

@@ -20,6 +20,7 @@ from hotcold.rewards.base import Scorable, Score
 from hotcold.rewards.functions import RewardFunction
 
 MAX_CONCURRENT = 64  # awaitables at a time
+LARGEST = 3.4028234663852886e38  # float32's: scores are trained on as float32
 SHAPE = 'Return a number, True, False, None (no score), or {"score": number, "steps": [(position, value), ...]}.'
 
 
@@ -104,7 +105,7 @@ class FunctionScorer:
         if any(part.score is None for _, part in counted):
             return Score(None, by_name)
         total = math.fsum(weight * part.score for weight, part in counted if part.score is not None)
-        if not math.isfinite(total):
+        if not abs(total) <= LARGEST:
             raise RewardError(
                 f"row {item.row}: the weighted sum of {by_name} is {total}: use smaller weights or scores."
             )
@@ -220,7 +221,7 @@ def _number(value: Any) -> float:
     if not isinstance(value, (Real, Decimal)):
         raise TypeError
     number = float(value)
-    if not math.isfinite(number):
+    if not abs(number) <= LARGEST:
         raise ValueError
     return number
 

@@ -10,7 +10,7 @@ PATIENCE = 3  # steps in a row before a note
 
 def notes(history: Sequence[dict[str, Any]]) -> list[str]:
     """What to say after the last of `history` (metrics of consecutive steps); each note appears once per spell."""
-    return [text for rule in (_no_signal, _collapsed) if (text := rule(history))]
+    return [text for rule in (_no_signal, _nothing_trained, _collapsed) if (text := rule(history))]
 
 
 def first_step_note(metrics: dict[str, Any]) -> str | None:
@@ -39,6 +39,20 @@ def _no_signal(history: Sequence[dict[str, Any]]) -> str | None:
     return (
         f"{PATIENCE} steps without any signal (zero-variance groups 1.00, truncated {truncated:.2f}, reward "
         f"{last.get('reward')}): nothing is learnt. {cause}."
+    )
+
+
+def _nothing_trained(history: Sequence[dict[str, Any]]) -> str | None:
+    """Without groups to compare (else the note above says it): every advantage is 0, or nothing was kept."""
+    if _spell(history, "rows/trained", lambda v: v == 0) is None:
+        return None
+    last = history[-1]
+    if last.get("frac_reward_zero_std") == 1.0:
+        return None
+    return (
+        f"{PATIENCE} steps without a response to train on ({last.get('rows/dropped', 0)} dropped, "
+        f"{last.get('rows/skipped', 0)} with advantage 0, reward {last.get('reward')}): nothing is learnt. "
+        "Is any response kept? Try a lower threshold, more responses per prompt, or easier prompts."
     )
 
 

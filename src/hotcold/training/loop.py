@@ -66,7 +66,7 @@ class Loop:
     refresh: Callable[[int], None]  # hands new parameters to the sampler
     save: Callable[[Progress], None]  # a checkpoint of this state
     reward_names: Sequence[str] = ()
-    seconds_saving: float = 0.0  # the last checkpoint's, reported with the next step
+    seconds_saving: float = 0.0  # of the checkpoint after the last step, reported with the next one
 
     def run(self, progress: Progress) -> tuple[Progress, Evaluation | None]:
         """Steps from `progress` to the end; the last state and the last evaluation."""
@@ -118,6 +118,7 @@ class Loop:
         if evaluation is not None:
             metrics.update(evaluation.summary())
         self.record.append_metrics(metrics)
+        self.seconds_saving = 0.0
         if self._due(self.settings.save_every, number) or self._reached(evaluation):
             self._timed_save(progress)
         return progress, metrics, evaluation
