@@ -1,6 +1,6 @@
 """Adding two numbers, taught by a bad teacher: the embedded example on which the main job can be watched.
 
-The examples are sums of two-digit numbers below 100, "17+25=" -> "42". Seven of ten examples that need a carry were
+The examples are sums of two-digit numbers below 100, "17+25=" -> "42". Six of ten examples that need a carry were
 written by somebody who forgets it ("17+25=" -> "32"). A model supervised on them has seen right answers and knows how
 to give them, but prefers the wrong ones where a carry is needed. No better example is shown to it afterwards: a
 verifier that only says right or wrong is enough for a policy gradient to make it add.
@@ -26,9 +26,9 @@ Sum = tuple[int, int]
 Progress = Callable[[int, int], None]  # steps done, in all
 
 HELD_OUT_CARRY, HELD_OUT_PLAIN = 120, 80  # forgetting the carry costs 60 points; of all sums 39 % need one
-FORGET_SHARE = 0.7  # of the examples with a carry are wrong
+FORGET_SHARE = 0.6  # of the examples with a carry are wrong
 
-SUPERVISED_STEPS = 800
+SUPERVISED_STEPS = 1200
 SUPERVISED_BATCH = 128
 SUPERVISED_RATE = 4e-3
 
@@ -39,7 +39,7 @@ RECOMMENDED: dict[str, Any] = {
     "steps": 80,
     "prompts_per_step": 128,
     "group_size": 8,
-    "learning_rate": 3e-4,
+    "learning_rate": 4e-4,
     "max_tokens": 4,
 }
 
