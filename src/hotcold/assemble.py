@@ -201,9 +201,7 @@ def encode(prompts: Sequence[Prompt], model: LoadedModel, settings: Settings, no
         notes.append("prompts are plain text and the model has a chat template: chat=true wraps them in it")
     if model.context_length is None:
         return EncodedPrompts(prompts, ids)
-    fitting = fit_prompts(
-        ids, model.context_length - 1, settings.data.too_long, rows=[p.index for p in prompts]
-    )
+    fitting = fit_prompts(ids, model.context_length - 1, settings.data.too_long, rows=[p.index for p in prompts])
     if dropped := len(prompts) - len(fitting):
         notes.append(
             f"{dropped} prompts leave no room in the context of {model.context_length} tokens and were dropped"

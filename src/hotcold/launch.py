@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +23,19 @@ from hotcold.assemble import (
     sampling_options,
 )
 from hotcold.chat import render_prompt
-from hotcold.checkpoint import newest_checkpoint, prune, read_state, read_tensors, write_checkpoint
 from hotcold.config.schema import Config, EvalConfig, SampleConfig, decided
-from hotcold.config.show import describe, resolved, to_yaml
-from hotcold.engines.local import LocalEngine
+from hotcold.config.show import describe, to_yaml
 from hotcold.errors import InputError
-from hotcold.models.loading import LoadedModel, export_model, load_model
-from hotcold.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
+from hotcold.models.loading import LoadedModel, load_model
 from hotcold.prompts import Prompt
 from hotcold.runs import RunFolder, default_run_name
 from hotcold.sampling.base import Request
 from hotcold.sampling.transformers_engine import TransformersSampler
+from hotcold.session import Session, algorithm_name, arithmetic
 from hotcold.training.collect import as_text
 from hotcold.training.console import Console, duration
 from hotcold.training.evaluate import Evaluation, Evaluator
-from hotcold.training.loop import Loop, LoopSettings, Progress
-from hotcold.training.update import UpdateSettings
+from hotcold.training.loop import Progress
 
 Echo = Callable[[str], None] | None
 
@@ -73,7 +70,7 @@ def train(config: Config, echo: Echo = print) -> Run:
     ready = assemble(config)
     with RunFolder.open(folder_path, to_yaml(ready.config), resumed, environment(ready)) as folder:
         console = Console(echo, folder.log)
-        session = _Session(ready, folder, console)
+        session = Session(ready, folder, console)
         progress = session.resume() if resumed else Progress(algorithm=ready.algorithm.state())
         session.announce(progress)
         progress, evaluation = session.loop().run(progress)
@@ -90,7 +87,7 @@ def run_path(config: Config) -> tuple[Path, bool]:
         if not (path / "config.yaml").is_file():
             raise InputError(f"resume={config.resume} is no run folder: it has no config.yaml.")
         return path, True
-    name = config.run or default_run_name(_algorithm_name(config), config.model)
+    name = config.run or default_run_name(algorithm_name(config), config.model)
     path = Path(name) if "/" in name else Path("runs") / name
     return path, config.resume == "auto" and (path / "config.yaml").is_file()
 
@@ -102,163 +99,6 @@ def environment(ready: Assembled) -> dict[str, Any]:
         "model_sha256": ready.model.sha256,
         "data_sha256": ready.data_fingerprint,
     }
-
-
-class _Session:
-    """One attempt of a run: the parts that the loop needs, and what is saved."""
-
-    def __init__(self, ready: Assembled, folder: RunFolder, console: Console):
-        self.ready, self.folder, self.console = ready, folder, console
-        config, module = ready.config, ready.model.module
-        assert config.learning_rate is not None
-        self.named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        self.optimizer = make_optimizer(config.optimizer, self.named, config.learning_rate)
-        restart = any(objective.restart for objective in ready.algorithm.objectives)
-        self.engine = LocalEngine(module, self.optimizer, config.temperature, remember_start=restart)
-
-    def announce(self, progress: Progress) -> None:
-        self.console.say(f"run folder: {self.folder.path}")
-        for note in self.ready.notes:
-            self.console.warn(note)
-        if progress.step:
-            self.console.say(f"continuing after step {progress.step}")
-        self.console.say(arithmetic(self.ready))
-
-    def loop(self) -> Loop:
-        config = self.ready.config
-        norm = None if isinstance(config.max_grad_norm, str) else config.max_grad_norm
-        assert config.learning_rate is not None and config.tokens_per_microbatch is not None
-        settings = LoopSettings(
-            steps=config.steps,
-            learning_rate=config.learning_rate,
-            warmup_steps=config.warmup_steps,
-            update=UpdateSettings(config.tokens_per_microbatch, norm, config.seed),
-            save_every=config.save_every,
-            eval_every=config.eval.every,
-            stop_at=config.stop_at,
-        )
-        return Loop(
-            algorithm=self.ready.algorithm,
-            engine=self.engine,
-            source=self.ready.source,
-            evaluator=self.ready.evaluator,
-            record=self.folder,
-            settings=settings,
-            console=self.console,
-            refresh=self.ready.sampler.refresh,
-            save=self.save,
-            reward_names=self.ready.reward_names,
-        )
-
-    def save(self, progress: Progress) -> None:
-        target = self.folder.checkpoints / f"step_{progress.step:06d}"
-        state = {
-            "progress": asdict(progress),
-            "base_sha256": self.ready.model.sha256,
-            "data_sha256": self.ready.data_fingerprint,
-            "identity": identity(self.ready.config),
-        }
-        tensors = {"optimizer": optimizer_tensors(self.optimizer, self.named)}
-        write_checkpoint(target, self._export, tensors, state)
-        best = set() if progress.best_step is None else {f"step_{progress.best_step:06d}"}
-        prune(self.folder.checkpoints, self.ready.config.keep_checkpoints, best)
-
-    def resume(self) -> Progress:
-        """State of the newest whole checkpoint; a run without one starts again."""
-        checkpoint, skipped = newest_checkpoint(self.folder.checkpoints)
-        for name, reason in skipped:
-            self.console.warn(f"checkpoint {name} is not whole ({reason}) and was skipped")
-        if checkpoint is None:
-            return Progress(algorithm=self.ready.algorithm.state())
-        state = read_state(checkpoint)
-        check_same_run(state, self.ready)
-        saved = load_model(str(checkpoint), self.ready.config.device)
-        self.ready.model.module.load_state_dict(saved.module.state_dict())
-        load_optimizer_tensors(self.optimizer, self.named, read_tensors(checkpoint, "optimizer"))
-        return Progress(**state["progress"])
-
-    def finish(self, progress: Progress, evaluation: Evaluation | None) -> Path:
-        model_dir = self.folder.write_model(self._export)
-        self.folder.write_card(card(self.ready, progress, evaluation))
-        return model_dir
-
-    def _export(self, folder: Path) -> None:
-        model = self.ready.model
-        export_model(model.module, model.tokenizer, folder, model.eos_ids)
-
-
-def card(ready: Assembled, progress: Progress, evaluation: Evaluation | None) -> str:
-    """The model card: what was trained on what, how good it is, how to load it."""
-    config = ready.config
-    after = evaluation.summary() if evaluation else {}
-    results = [
-        f"| {when} | {s['eval/greedy']:.3f} | {s['eval/greedy_low']:.3f} to {s['eval/greedy_high']:.3f} |"
-        for when, s in (("before", progress.before), ("after", after))
-        if s.get("eval/greedy") is not None
-    ]
-    table = ["", "| held-out greedy score | mean | 95 % interval |", "|---|---|---|", *results] if results else []
-    return "\n".join(
-        [
-            f"# {Path(config.model).name} trained with {_algorithm_name(config)}",
-            "",
-            f"- base model: `{config.model}`, SHA-256 of its weights `{ready.model.sha256}`; its licence applies",
-            f"- prompts: `{resolved(config)['data']['path'] or config.sampler}` (SHA-256 `{ready.data_fingerprint}`)",
-            f"- score: {', '.join(ready.reward_names) or 'as recorded'}",
-            f"- {progress.step} steps, learning rate {config.learning_rate}, seed {config.seed}; all keys: config.yaml",
-            *table,
-            "",
-            "```python",
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            "",
-            'model = AutoModelForCausalLM.from_pretrained("FOLDER")',
-            'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
-            "```",
-            "",
-        ]
-    )
-
-
-IDENTITY = ("algorithm", "seed", "prompts_per_step", "temperature", "max_tokens", "optimizer", "learning_rate", "stop")
-
-
-def identity(config: Config) -> dict[str, Any]:
-    """The keys that make two runs different runs."""
-    values = resolved(config)
-    own = config.algorithm_options if isinstance(config.algorithm, str) else {}
-    return {**{key: values[key] for key in IDENTITY}, **{key: str(value) for key, value in own.items()}}
-
-
-def check_same_run(state: dict[str, Any], ready: Assembled) -> None:
-    """A run continues with the data and the algorithm that it began with."""
-    now = identity(ready.config)
-    changed = [
-        f"{key}: {state['identity'].get(key)} then, {now.get(key)} now"
-        for key in sorted({*state["identity"], *now})
-        if state["identity"].get(key) != now.get(key)
-    ]
-    if state["base_sha256"] != ready.model.sha256:
-        changed.append("the starting model's weights are not the same")
-    if state["data_sha256"] != ready.data_fingerprint:
-        changed.append("the training prompts are not the same")
-    if changed:
-        raise InputError("this run cannot be continued with other settings:\n" + "\n".join(changed[:3]))
-
-
-def arithmetic(ready: Assembled) -> str:
-    """The batch in words."""
-    config, plan = ready.config, ready.algorithm.plan
-    if config.replay_file:
-        return f"replaying {config.replay_file}, {config.steps} steps; nothing is sampled"
-    assert plan is not None and ready.train is not None
-    rows = config.prompts_per_step * plan.group_size
-    steps = max(objective.epochs * objective.minibatches for objective in ready.algorithm.objectives)
-    held = len(ready.held_out.prompts) if ready.held_out else 0
-    updates = "1 optimiser step" if steps == 1 else f"{steps} optimiser steps"
-    return (
-        f"{config.steps} steps of {config.prompts_per_step} prompts x {plan.group_size} responses = {rows} responses "
-        f"of at most {config.max_tokens} tokens, {updates} each; {len(ready.train.prompts)} training prompts "
-        f"({config.steps * config.prompts_per_step / len(ready.train.prompts):.1f} passes), {held} held out"
-    )
 
 
 def dry_run(config: Config) -> str:
@@ -356,10 +196,6 @@ def _load_for(config: Any, device: str) -> tuple[LoadedModel, Any]:
 
 def _sampler(model: LoadedModel) -> TransformersSampler:
     return TransformersSampler(model.module, model.tokenizer, model.eos_ids, model.context_length, pad_id=model.pad_id)
-
-
-def _algorithm_name(config: Config) -> str:
-    return config.algorithm if isinstance(config.algorithm, str) else type(config.algorithm).__name__
 
 
 def _say_result(

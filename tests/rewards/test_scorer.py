@@ -78,7 +78,20 @@ def test_c03_numbers_of_every_kind_become_floats(values: Any, expected: list[flo
 
 @pytest.mark.parametrize(
     "bad",
-    ["1.0", [1.0], math.nan, math.inf, -math.inf, 1e39, 1e400, 10**400, Decimal("1e400"), 1j, torch.tensor([1.0]), np.nan],
+    [
+        "1.0",
+        [1.0],
+        math.nan,
+        math.inf,
+        -math.inf,
+        1e39,
+        1e400,
+        10**400,
+        Decimal("1e400"),
+        1j,
+        torch.tensor([1.0]),
+        np.nan,
+    ],
 )
 def test_c03_what_is_no_finite_number_names_function_and_row(bad: Any) -> None:
     with pytest.raises(RewardError, match=r'"fixed", row 12 of the data: returned .*\n.*Return a number'):
