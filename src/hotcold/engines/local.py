@@ -36,7 +36,7 @@ class LocalEngine:
         home, batch = batch.tokens.device, self._on_device(batch)
         measured = measure(self.policy, batch, objective.needs, self.temperature)
         logp = measured.forward.logp
-        assert logp is not None
+        assert logp is not None and measured.entropy is not None
         if batch.logp_old is None:
             # The batch gets exactly one step: pi_old is the policy itself and the ratio is 1 by construction.
             batch = batch.replace(logp_old=logp.detach())

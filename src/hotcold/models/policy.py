@@ -16,7 +16,7 @@ from hotcold.models.hf import position_kwargs, supports_logits_to_keep
 @dataclass(frozen=True)
 class Measured:
     forward: Forward
-    entropy: Tensor  # [B, T] without gradient, for the record
+    entropy: Tensor | None  # [B, T] without gradient, for the record of a pass that trains
 
 
 def measure(module: nn.Module, batch: Batch, needs: frozenset[str], temperature: float) -> Measured:
@@ -28,6 +28,8 @@ def measure(module: nn.Module, batch: Batch, needs: frozenset[str], temperature:
         return Measured(Forward(logp=zero, entropy=zero if "entropy" in needs else None), zero)
     logits = trained_logits(module, batch, row, at)
     logp = _scatter(selected_logp(logits, batch.tokens[row, at], temperature), trained)
+    if "entropy" not in needs and not torch.is_grad_enabled():
+        return Measured(Forward(logp=logp), None)
     with torch.set_grad_enabled(torch.is_grad_enabled() and "entropy" in needs):
         entropy = _scatter(state_entropy(logits, temperature), trained)
     return Measured(Forward(logp=logp, entropy=entropy if "entropy" in needs else None), entropy.detach())

@@ -66,6 +66,7 @@ class Loop:
     refresh: Callable[[int], None]  # hands new parameters to the sampler
     save: Callable[[Progress], None]  # a checkpoint of this state
     reward_names: Sequence[str] = ()
+    seconds_evaluating: float = 0.0  # of the last evaluation
     seconds_saving: float = 0.0  # of the checkpoint after the last step, reported with the next one
 
     def run(self, progress: Progress) -> tuple[Progress, Evaluation | None]:
@@ -73,10 +74,11 @@ class Loop:
         history: list[dict[str, Any]] = []
         evaluation: Evaluation | None = None
         if progress.step == 0 and self.evaluator is not None:
-            evaluation, seconds = timed(self.evaluator, self.console.stage)
+            evaluation, self.seconds_evaluating = timed(self.evaluator, self.console.stage)
             progress = self._evaluated(progress, evaluation)
             progress = replace(progress, before=evaluation.summary())
-            self.console.say(f"held-out before training: greedy {evaluation.greedy}  [{seconds:.1f} s]")
+            took = duration(self.seconds_evaluating)
+            self.console.say(f"held-out before training: greedy {evaluation.greedy}  [{took}]")
         while progress.step < self.settings.steps and not self._reached(evaluation):
             progress, metrics, evaluation = self._step(progress)
             history = [*history[-20:], metrics]
@@ -112,6 +114,7 @@ class Loop:
         evaluation = None
         if self._due(self.settings.eval_every, number) and self.evaluator is not None:
             evaluation, seconds["eval"] = timed(self.evaluator, self.console.stage)
+            self.seconds_evaluating = seconds["eval"]
             progress = self._evaluated(progress, evaluation)
         metrics = self._metrics(number, collected, len(batch), rate, seconds, time.perf_counter() - start)
         metrics.update(done.summary())
@@ -160,17 +163,25 @@ class Loop:
         return rate_at(number, self.settings.learning_rate, self.settings.warmup_steps)
 
     def _report(self, history: Sequence[dict[str, Any]], metrics: dict[str, Any]) -> None:
-        times = [m["time/step"] for m in history]
-        left = (self.settings.steps - metrics["step"]) * sum(times) / len(times)
+        left = self._seconds_left(history)
         self.console.step(metrics, self.settings.steps, left)
         if len(history) == 1:
-            self.console.say(f"about {duration(left)} for the remaining steps at {times[0]:.1f} s each")
+            step = metrics["time/step"] - metrics.get("time/eval", 0.0)
+            evaluating = f", {duration(self.seconds_evaluating)} an evaluation" if self.seconds_evaluating else ""
+            self.console.say(f"expected: {duration(step)} a step{evaluating}, {duration(left)} for what remains")
             if note := first_step_note(metrics):
                 self.console.say(note)
         for text in notes(history):
             self.console.warn(text)
         if metrics["optimizer_steps/nonfinite"]:
             self.console.warn(f"step {metrics['step']}: a gradient was not finite; its update was skipped")
+
+    def _seconds_left(self, history: Sequence[dict[str, Any]]) -> float:
+        """At the pace of the last steps, with the evaluations that are still due."""
+        step = sum(m["time/step"] - m.get("time/eval", 0.0) for m in history) / len(history)
+        done, steps = history[-1]["step"], self.settings.steps
+        evaluations = sum(self._due(self.settings.eval_every, number) for number in range(done + 1, steps + 1))
+        return step * (steps - done) + self.seconds_evaluating * evaluations
 
     def _evaluated(self, progress: Progress, evaluation: Evaluation) -> Progress:
         content = {"step": progress.step, **evaluation.summary(), "rows": evaluation.rows}
