@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import AddedToken
 from torch import Tensor
 from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
 
@@ -183,6 +184,18 @@ def test_a_stop_string_does_not_match_across_the_prompt() -> None:
 def test_a_special_token_given_as_a_stop_string_stops() -> None:
     (row,) = sampler(chain((3, 4, END))).sample([Request((3,), 0)], SamplingOptions(max_tokens=5, stop=("<end>",)))
     assert (row.ids, row.text, row.finish_reason) == ((4, END), "e", "stop")
+
+
+def test_a_special_token_that_was_only_added_stops_too() -> None:
+    tokenizer = letters()
+    tokenizer.add_tokens([AddedToken("<|eot|>", special=True)])  # as Llama 3 has it: not among all_special_tokens
+    eot = tokenizer.convert_tokens_to_ids("<|eot|>")
+    assert eot == VOCAB and "<|eot|>" not in tokenizer.all_special_tokens
+    module = chain((3, 4, eot), size=VOCAB + 2)
+    (row,) = sampler(module, tokenizer=tokenizer).sample(
+        [Request((3,), 0)], SamplingOptions(max_tokens=5, stop=("<|eot|>",))
+    )
+    assert (row.ids, row.text, row.finish_reason) == ((4, eot), "e", "stop")
 
 
 def emoji_model() -> tuple[Any, Any, tuple[int, ...]]:

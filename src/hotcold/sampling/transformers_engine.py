@@ -211,7 +211,8 @@ class TransformersSampler:
 
     def _end_ids(self, options: SamplingOptions) -> list[int]:
         """EOS ids, and stop strings that are one special token: their text never shows in a decoded response."""
-        special = set(self.tokenizer.all_special_tokens)
+        added = self.tokenizer.added_tokens_decoder.items()  # all_special_tokens has only those with a role
+        special = {*self.tokenizer.all_special_tokens, *(token.content for _, token in added if token.special)}
         return [*self.eos_ids, *(self.tokenizer.convert_tokens_to_ids(s) for s in options.stop if s in special)]
 
     def _at_stop_string(self, ids: Tensor, stop: tuple[str, ...]) -> Tensor:
