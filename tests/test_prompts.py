@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotcold.errors import InputError
-from hotcold.prompts import PromptOrder, fingerprint, hold_out, make_prompts, read_rows
+from hotcold.prompts import PromptOrder, distinct, fingerprint, hold_out, make_prompts, read_rows
 
 ROWS = [{"prompt": "1+1", "answer": "2"}, {"prompt": "2+2", "answer": "4"}]
 
@@ -174,10 +174,15 @@ def test_five_percent_of_the_distinct_prompts_are_held_out_at_least_one_and_at_m
     assert (len(train), len(held_out)) == (distinct - held, held)
 
 
-def test_equal_prompts_are_on_one_side() -> None:
-    train, held_out = hold_out(numbered(40, copies=3))
-    assert len(held_out) == 6  # 5 % of 40 distinct prompts is 2, each three times
-    assert not {p.content for p in train} & {p.content for p in held_out}
+def test_a_held_out_prompt_is_there_once_as_its_first_row_and_its_copies_are_on_neither_side() -> None:
+    train, held_out = hold_out(numbered(40, copies=3))  # 5 % of 40 distinct prompts is 2; 38 x 3 stay for training
+    assert len(held_out) == 2 and all(p.index < 40 for p in held_out)
+    assert len(train) == 114 and not {p.content for p in train} & {p.content for p in held_out}
+
+
+def test_the_first_row_stands_for_a_prompt_that_occurs_again() -> None:
+    prompts = make_prompts([{"prompt": "a", "x": 1}, {"prompt": "b"}, {"prompt": "a", "x": 2}])
+    assert [p.index for p in distinct(prompts)] == [0, 1]
 
 
 def test_what_is_held_out_depends_on_text_and_seed_and_not_on_the_order_of_rows() -> None:

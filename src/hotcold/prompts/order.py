@@ -15,19 +15,27 @@ from hotcold.prompts.columns import Prompt
 def hold_out(
     prompts: Sequence[Prompt], share: float = 0.05, seed: int = 0, most: int = 200
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """(to train on, held out): `share` of the distinct prompts, at least 1 and at most `most`; equal ones on one side.
+    """(to train on, held out): `share` of the distinct prompts, at least 1 and at most `most`.
 
-    Which ones depends on their text and the seed, not on the order of rows. With fewer than two distinct prompts all
-    are trained on.
+    Which ones depends on their text and the seed, not on the order of rows. A held-out prompt is there once, as its
+    first row; its other rows are on neither side, because equal prompts are no independent evidence and must not be
+    trained on. With fewer than two distinct prompts all are trained on.
     """
     ranks = {key: hashlib.sha256(f"{seed}|{key}".encode()).digest() for key in {_canonical(p.content) for p in prompts}}
     if len(ranks) < 2:
         return list(prompts), []
     number = min(most, max(1, round(share * len(ranks))), len(ranks) - 1)
     chosen = set(sorted(ranks, key=lambda key: ranks[key])[:number])
-    is_held = [_canonical(p.content) in chosen for p in prompts]
-    train = [p for p, held in zip(prompts, is_held, strict=True) if not held]
-    return train, [p for p, held in zip(prompts, is_held, strict=True) if held]
+    train = [p for p in prompts if _canonical(p.content) not in chosen]
+    return train, [p for p in distinct(prompts) if _canonical(p.content) in chosen]
+
+
+def distinct(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The first row of each prompt: several rows with one prompt are one question to an evaluation."""
+    first: dict[str, Prompt] = {}
+    for prompt in prompts:
+        first.setdefault(_canonical(prompt.content), prompt)
+    return list(first.values())
 
 
 @dataclass(frozen=True)
@@ -40,9 +48,6 @@ class PromptOrder:
     def at(self, position: int) -> int:
         number, place = divmod(position, self.num_prompts)
         return _permutation(self.num_prompts, self.seed, number)[place]
-
-    def take(self, start: int, count: int) -> list[int]:
-        return [self.at(position) for position in range(start, start + count)]
 
 
 @lru_cache(maxsize=4)
