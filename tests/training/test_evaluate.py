@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hotcold.prompts import Prompt
 
+from hotcold.prompts import Prompt
 from hotcold.rewards.base import Scorable, Score
 from hotcold.sampling.base import Request, Response, SamplingOptions
-from hotcold.training.evaluate import Evaluation, Evaluator, interval
+from hotcold.training.evaluate import Evaluation, Evaluator, Interval, interval, interval_text, t975
 
 
 @pytest.mark.parametrize(
@@ -32,19 +31,30 @@ def test_wilsons_interval_of_shares(right: int, of: int, low: float, high: float
     assert result.low == pytest.approx(low, abs=1e-6) and result.high == pytest.approx(high, abs=1e-6)
 
 
-def test_the_interval_of_graded_scores_is_the_normal_one() -> None:
-    """.5, .7, .9: mean .7, sample std .2, half width 1.959964 x .2 / sqrt 3 = .226317."""
+def test_the_interval_of_graded_scores_is_students() -> None:
+    """.5, .7, .9: mean .7, sample std .2, half width 4.302653 x .2 / sqrt 3 = .496828."""
     result = interval([0.5, 0.7, 0.9])
     assert result is not None
     assert result.mean == pytest.approx(0.7)
-    assert result.high - result.mean == pytest.approx(0.226317, abs=1e-6)
-    assert result.mean - result.low == pytest.approx(0.226317, abs=1e-6)
+    assert result.high - result.mean == pytest.approx(0.496828, abs=1e-6)
+    assert result.mean - result.low == pytest.approx(0.496828, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),  # printed tables of Student's t, 97.5 %
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423), (199, 1.9720)],
+)
+def test_students_quantile_is_that_of_the_tables(freedom: int, quantile: float) -> None:
+    assert t975(freedom) == pytest.approx(quantile, abs=5e-5)
 
 
 def test_intervals_of_nothing_and_of_one_graded_score() -> None:
+    """One score of .5 as a share of one: (.5 + 1.920729 ± 2.156285) / 4.841459."""
     assert interval([]) is None
     one = interval([0.5])
-    assert one is not None and (one.mean, one.low, one.high) == (0.5, -math.inf, math.inf)
+    assert one is not None and (one.mean, one.count) == (0.5, 1)
+    assert (one.low, one.high) == (pytest.approx(0.054621, abs=1e-6), pytest.approx(0.945379, abs=1e-6))
+    assert interval([7.0]) == Interval(7.0, None, None, 1)
 
 
 @dataclass
@@ -135,3 +145,48 @@ def test_without_samples_or_prompts_there_is_less_to_report() -> None:
     only_greedy = evaluator({"0": 1.0}, samples=0).run()
     assert only_greedy.sampled is None and only_greedy.pass_at == {} and only_greedy.greedy is not None
     assert evaluator({}, prompts=0).run() == Evaluation(None, None)
+
+
+@dataclass
+class Stepwise:
+    """Scores .5 and, for the response "1" or "-1", rewards of .25 and .25 on the way."""
+
+    names: tuple[str, ...] = ("stepwise",)
+
+    def score(self, items: Sequence[Scorable]) -> list[Score]:
+        on_the_way = ((0, 0.25), (0, 0.25))
+        return [Score(0.5, steps=on_the_way if item.completion in ("1", "-1") else ()) for item in items]
+
+
+def test_rewards_on_the_way_count_wherever_a_score_is_reported() -> None:
+    """Greedy "0" has .5, "-1" .5 + .25 + .25 = 1. Samples "0", "1": .5, 1, mean .75; "10", "11": .5."""
+    of = replace(evaluator({}, samples=2), scorer=Stepwise())
+    result = of.run()
+    assert result.greedy is not None and result.greedy.mean == 0.75
+    assert result.sampled is not None and result.sampled.mean == 0.625
+    assert result.pass_at == {1: 0.25, 2: 0.5}  # of prompt 0 one of two is right, of prompt 1 none
+    assert [row["greedy_score"] for row in result.rows] == [0.5, 1.0]
+    assert [row["sampled_scores"] for row in result.rows] == [[0.5, 1.0], [0.5, 0.5]]
+
+
+def test_what_counts_as_correct_is_given() -> None:
+    """Weights .7, .2, .1 sum to .9999999999999999 in floats: a hair below the given 1.0 is right, .8 is not."""
+    scores: dict[str, float | None] = {"0": 0.7 + 0.2 + 0.1, "1": 0.8, "10": 0.8, "11": 0.2}
+    assert evaluator(scores, samples=2).run().pass_at == {1: 0.25, 2: 0.5}
+    assert replace(evaluator(scores, samples=2), correct=0.8).run().pass_at == {1: 0.75, 2: 1.0}
+
+
+def test_equal_graded_scores_do_not_claim_certainty() -> None:
+    """Ten times .8: Wilson's bounds of a share of .8 of ten: (.8 + .192073 ± .313617) / 1.384146, z = 1.959964."""
+    result = interval([0.8] * 10)
+    assert result is not None and result.mean == pytest.approx(0.8)
+    assert result.low == pytest.approx((0.8 + 0.192073 - 0.313617) / 1.384146, abs=1e-5)
+    assert result.high == pytest.approx((0.8 + 0.192073 + 0.313617) / 1.384146, abs=1e-5)
+
+
+def test_equal_scores_of_unknown_range_have_no_interval() -> None:
+    result = interval([-2.0] * 3)
+    assert result == Interval(-2.0, None, None, 3)
+    assert str(result) == "-2.000 (no spread seen: no interval, 3 prompts)"
+    assert Evaluation(result, None).summary()["eval/greedy_low"] is None
+    assert interval_text(Evaluation(result, None).summary()) == str(result)

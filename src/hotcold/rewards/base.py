@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -25,6 +26,11 @@ class Score:
     total: float | None  # weighted sum; None: no score
     parts: dict[str, float | None] = field(default_factory=dict)  # by reward function
     steps: tuple[tuple[int, float], ...] = ()  # intermediate rewards: (index of the response token, value)
+
+    @property
+    def with_steps(self) -> float | None:
+        """The whole score of the response: total and intermediate rewards. This is what is reported and compared."""
+        return None if self.total is None else math.fsum([self.total, *(value for _, value in self.steps)])
 
 
 class Scorer(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,18 +14,20 @@ from hotcold.rewards.base import Score, Scorer
 from hotcold.sampling.base import Request, Response, Sampler, SamplingOptions
 from hotcold.training.collect import as_text, scorable
 
-CORRECT = 1.0  # a response whose score is at least this counts as correct in pass@k
 Z95 = 1.959963984540054
+ROUNDING = 1e-9  # .7 + .2 + .1 is a hair below 1
 
 
 @dataclass(frozen=True)
 class Interval:
     mean: float
-    low: float
-    high: float
+    low: float | None  # None: nothing is known of the spread
+    high: float | None
     count: int  # prompts
 
     def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.mean:.3f} (no spread seen: no interval, {self.count} prompts)"
         return f"{self.mean:.3f} (95 % interval {self.low:.3f} to {self.high:.3f}, {self.count} prompts)"
 
 
@@ -48,23 +50,57 @@ class Evaluation:
 
 
 def interval(values: Sequence[float]) -> Interval | None:
-    """Mean of one value per prompt with its 95 % interval: Wilson's where every value is 0 or 1, else normal.
+    """Mean of one value per prompt with its 95 % interval: Wilson's where every value is 0 or 1, else Student's.
 
-    Wilson (1927): (p + z^2/2n ± z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), never of width 0.
+    Equal values have no spread to estimate from. In [0, 1] Wilson's interval of their mean stands for it, which is
+    wide enough for any spread that such values can have; elsewhere there is no interval.
     """
     n = len(values)
     if n == 0:
         return None
     mean = math.fsum(values) / n
-    if set(values) <= {0.0, 1.0}:
-        centre, scale = mean + Z95**2 / (2 * n), 1 + Z95**2 / n
-        half = Z95 * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n * n))
-        # at 0 and 1 the bound is the mean itself, up to rounding
-        return Interval(mean, min(mean, (centre - half) / scale), max(mean, (centre + half) / scale), n)
-    if n == 1:
-        return Interval(mean, -math.inf, math.inf, n)
-    half = Z95 * math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
+    is_constant = max(values) - min(values) <= ROUNDING * max(1.0, abs(mean))
+    if set(values) <= {0.0, 1.0} or (is_constant and 0 <= values[0] <= 1):
+        return _wilson(mean, n)
+    if is_constant:
+        return Interval(mean, None, None, n)
+    half = t975(n - 1) * math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
     return Interval(mean, mean - half, mean + half, n)
+
+
+def _wilson(mean: float, n: int) -> Interval:
+    """Wilson (1927): (p + z^2/2n ± z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), never of width 0."""
+    centre, scale = mean + Z95**2 / (2 * n), 1 + Z95**2 / n
+    half = Z95 * math.sqrt(max(0.0, mean * (1 - mean)) / n + Z95**2 / (4 * n * n))
+    # at 0 and 1 the bound is the mean itself, up to rounding
+    return Interval(mean, min(mean, (centre - half) / scale), max(mean, (centre + half) / scale), n)
+
+
+def t975(freedom: int) -> float:
+    """The number that Student's t stays below with probability .975, by bisection."""
+    low, high = Z95, 13.0  # 12.7 with one degree of freedom
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _t_within(middle, freedom) > 0.95 else (middle, high)
+    return (low + high) / 2
+
+
+def _t_within(t: float, freedom: int) -> float:
+    """P(|T| < t) for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle, odd = math.atan(t / math.sqrt(freedom)), freedom % 2
+    cosine2 = math.cos(angle) ** 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0 if freedom == 1 else term
+    for j in range(3 if odd else 2, freedom - 1, 2):
+        term *= cosine2 * (j - 1) / j
+        total += term
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+
+
+def interval_text(summary: Mapping[str, Any], name: str = "greedy") -> str:
+    """'0.900 (95 % interval ...)' of a summary, as it stands in a record."""
+    ends = summary[f"eval/{name}_low"], summary[f"eval/{name}_high"]
+    return str(Interval(summary[f"eval/{name}"], *ends, summary["eval/prompts"]))
 
 
 @dataclass(frozen=True)
@@ -75,6 +111,7 @@ class Evaluator:
     scorer: Scorer
     options: SamplingOptions
     num_samples: int = 1  # sampled responses per prompt, next to the greedy one
+    correct: float = 1.0  # a response whose score is at least this counts as correct in pass@k
 
     def run(self, notify: Callable[[str, int, int], None] = lambda *_: None) -> Evaluation:
         """The same prompts and random numbers at every call, so that two evaluations differ by the model alone."""
@@ -89,7 +126,7 @@ class Evaluator:
         greedy_scores, scores = self._score(greedy_requests, greedy), self._score(requests, sampled)
         by_prompt = [scores[i * self.num_samples : (i + 1) * self.num_samples] for i in range(len(greedy))]
         return Evaluation(
-            interval([s.total for s in greedy_scores if s.total is not None]),
+            interval(_totals(greedy_scores)),
             interval([mean for group in by_prompt if (mean := _mean_score(group)) is not None]),
             self._pass_at(by_prompt),
             sum(s.total is None for s in [*greedy_scores, *scores]),
@@ -104,11 +141,14 @@ class Evaluator:
         """For k = 1, 2, 4, ... up to the number of samples; unscored responses do not count as samples."""
         out = {}
         for k in [2**i for i in range(self.num_samples.bit_length()) if 2**i <= self.num_samples]:
-            totals = [[s.total for s in group if s.total is not None] for group in by_prompt]
-            values = [pass_at_k(len(t), sum(v >= CORRECT for v in t), k) for t in totals if len(t) >= k]
+            totals = [_totals(group) for group in by_prompt]
+            values = [pass_at_k(len(t), sum(map(self._is_correct, t)), k) for t in totals if len(t) >= k]
             if values:
                 out[k] = math.fsum(values) / len(values)
         return out
+
+    def _is_correct(self, score: float) -> bool:
+        return score >= self.correct - ROUNDING * max(1.0, abs(self.correct))
 
     def _rows(
         self,
@@ -123,17 +163,21 @@ class Evaluator:
                 "prompt_index": prompt.index,
                 "prompt": as_text(prompt.content),
                 "greedy": greedy[i].text,
-                "greedy_score": greedy_scores[i].total,
+                "greedy_score": greedy_scores[i].with_steps,
                 "sampled": [r.text for r in sampled[i * n : (i + 1) * n]],
-                "sampled_scores": [s.total for s in by_prompt[i]],
+                "sampled_scores": [s.with_steps for s in by_prompt[i]],
             }
             for i, prompt in enumerate(self.prompts)
         ]
 
 
 def _mean_score(scores: Sequence[Score]) -> float | None:
-    totals = [s.total for s in scores if s.total is not None]
+    totals = _totals(scores)
     return math.fsum(totals) / len(totals) if totals else None
+
+
+def _totals(scores: Sequence[Score]) -> list[float]:
+    return [total for s in scores if (total := s.with_steps) is not None]
 
 
 def timed(evaluator: Evaluator, notify: Callable[[str, int, int], None]) -> tuple[Evaluation, float]:
