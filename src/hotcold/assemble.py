@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,8 @@ from hotcold.algorithms.base import Algorithm
 from hotcold.algorithms.build import build_algorithm, resolved_values
 from hotcold.algorithms.checks import check_algorithm
 from hotcold.algorithms.presets import PRESETS
-from hotcold.batch import Rollout
+from hotcold.algorithms.rehearsal import rehearse
+from hotcold.batch import Rollout, collate
 from hotcold.chat import encode_prompt, fit_prompts, has_template
 from hotcold.config.schema import Config, DataSettings, Settings, decided
 from hotcold.equations import sum_per_response
@@ -24,7 +26,7 @@ from hotcold.rewards.scorer import FunctionScorer
 from hotcold.sampling.base import SamplingOptions
 from hotcold.sampling.replay import ReplayRollouts
 from hotcold.sampling.transformers_engine import TransformersSampler
-from hotcold.training.collect import PromptedRollouts, ReplayedRollouts, RolloutSource
+from hotcold.training.collect import PromptedRollouts, ReplayedRollouts, RolloutSource, kept
 from hotcold.training.evaluate import Evaluator
 
 TRAIN_STREAM, EVAL_STREAM, SAMPLE_STREAM = 0, 1, 2
@@ -35,7 +37,6 @@ SMALL = 500_000_000  # parameters; below it the higher rate is right
 class EncodedPrompts:
     prompts: Sequence[Prompt]
     ids: Sequence[tuple[int, ...]]
-    num_dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,7 @@ class Assembled:
 
 
 def assemble(config: Config) -> Assembled:
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    set_threads(config.threads)
     device = pick_device(config.device)
     scorer = make_scorer(config.reward, config.reward_weights)
     replay = ReplayRollouts(config.replay_file) if config.replay_file else None
@@ -78,7 +78,8 @@ def assemble(config: Config) -> Assembled:
     options = sampling_options(config, TRAIN_STREAM)
     source: RolloutSource
     if replay is not None:
-        check_replay(replay, model, config)
+        check_replay(replay, model, config, algorithm)
+        notes += without_effect(config)
         source, data_fingerprint = ReplayedRollouts(replay.rollouts), config.sampler
     else:
         assert encoded is not None and scorer is not None
@@ -105,6 +106,8 @@ def decide(config: Config, model: LoadedModel, device: str) -> tuple[Algorithm, 
     max_tokens = config.max_tokens or choices["max_tokens"][0]
     algorithm = _algorithm(config, max_tokens, choices)
     check_algorithm(algorithm, None if config.replay_file else config.prompts_per_step)
+    rehearse(algorithm)
+    check_start(algorithm, config.steps)
     if config.learning_rate is None:
         small = model.module.num_parameters() < SMALL
         choices["learning_rate"] = (
@@ -130,6 +133,20 @@ def _algorithm(config: Config, max_tokens: int, choices: dict[str, tuple[Any, st
             if key not in options:
                 choices[key] = (value, f"preset {config.algorithm}")
     return algorithm
+
+
+def set_threads(count: int | None) -> None:
+    cores = os.cpu_count() or 1
+    if count is not None and count > 4 * cores:
+        raise InputError(f"threads={count}, but this machine has {cores} cores: use at most that many.")
+    if count is not None:
+        torch.set_num_threads(count)
+
+
+def check_start(algorithm: Algorithm, steps: int) -> None:
+    first = min(objective.start for objective in algorithm.objectives)
+    if first >= steps:
+        raise InputError(f"steps={steps}, but nothing is trained in the first {first}: use more steps.")
 
 
 def pick_device(name: str) -> str:
@@ -206,7 +223,7 @@ def encode(prompts: Sequence[Prompt], model: LoadedModel, settings: Settings, no
         notes.append(
             f"{dropped} prompts leave no room in the context of {model.context_length} tokens and were dropped"
         )
-    return EncodedPrompts([prompts[i] for i in fitting], [ids[i] for i in fitting], dropped)
+    return EncodedPrompts([prompts[i] for i in fitting], [ids[i] for i in fitting])
 
 
 def sampling_options(settings: Any, stream: int) -> SamplingOptions:
@@ -228,8 +245,17 @@ def make_evaluator(
     return Evaluator(encoded.prompts, encoded.ids, sampler, scorer, options, num_samples=n)
 
 
-def check_replay(replay: ReplayRollouts, model: LoadedModel, config: Config) -> None:
-    """Recorded rows must fit the model; asked for more steps than there are is an error at the start."""
+SAMPLED_ONLY = ("prompts_per_step", "group_size", "stop", "data.path", "data.prompt", "data.split", "data.too_long")
+
+
+def without_effect(config: Config) -> list[str]:
+    """Keys that somebody gave and that replayed rows make void."""
+    given = [key for key in SAMPLED_ONLY if not config.reasons.get(key, "default").startswith(("default", "preset"))]
+    return [f"{', '.join(given)}: without effect, since the rows are replayed"] if given else []
+
+
+def check_replay(replay: ReplayRollouts, model: LoadedModel, config: Config, algorithm: Algorithm) -> None:
+    """Recorded rows must fit the model and the algorithm; more steps than there are is an error at the start."""
     if config.steps > len(replay.steps):
         raise InputError(
             f"steps={config.steps}, but {config.replay_file} has {len(replay.steps)} steps: "
@@ -237,8 +263,27 @@ def check_replay(replay: ReplayRollouts, model: LoadedModel, config: Config) -> 
         )
     vocabulary = model.module.get_input_embeddings().num_embeddings
     for number in range(1, config.steps + 1):
+        _check_step(f"{config.replay_file}, step {number}", replay.rollouts(number), algorithm)
         for row, rollout in enumerate(replay.rollouts(number)):
             _check_row(f"{config.replay_file}, step {number}, row {row}", rollout, vocabulary, model.context_length)
+
+
+def _check_step(where: str, rollouts: list[Rollout], algorithm: Algorithm) -> None:
+    name = type(algorithm).__name__
+    if "greedy_rewards" in algorithm.reads and all(r.greedy_reward is None for r in rollouts):
+        raise InputError(f"{where}: {name} compares with the greedy response, and no row has a greedy_reward.")
+    batch = collate(rollouts)
+    num_kept = int(kept(batch, algorithm).sum())
+    if not num_kept:
+        raise InputError(
+            f"{where}: {name} keeps none of the {len(rollouts)} rows. Do the rows of a prompt share a group, and do "
+            "they have scores?"
+        )
+    for objective in algorithm.objectives:
+        if num_kept % objective.minibatches:
+            raise InputError(
+                f"{where}: minibatches={objective.minibatches} does not divide the {num_kept} rows that are kept."
+            )
 
 
 def _check_row(where: str, rollout: Rollout, vocabulary: int, context_length: int | None) -> None:

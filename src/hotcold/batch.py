@@ -37,6 +37,11 @@ class Rollout:
     prompt_index: int = -1  # row of the data file
     draw: int = -1  # position in the prompt order
 
+    @property
+    def score(self) -> float | None:
+        """All that the response earned: the score at its end and the intermediate rewards."""
+        return None if self.reward is None else self.reward + sum(value for _, value in self.steps)
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -243,14 +244,28 @@ def _unexpected(error: Exception, debug: bool) -> int:
         place = f" ({error.filename})" if error.filename else ""
         _complain(f"{error.strerror}{place}. A run continues from its last checkpoint with resume=FOLDER.", debug)
         return 75
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
     text = " ".join(str(error).split())[:300]
+    if own := [frame for frame in frames if _is_users(frame.filename)]:
+        _complain(f"{type(error).__name__}: {text} ({own[-1].filename}:{own[-1].lineno})", debug)
+        return 2
+    last = frames[-1]
     _complain(
         f"{type(error).__name__}: {text} ({os.path.basename(last.filename)}, line {last.lineno})\n"
         "This is a bug in hotcold; run again with --debug for the traceback.",
         debug,
     )
     return 1
+
+
+def _is_users(filename: str) -> bool:
+    """Whether a file is the user's: not ours, not Python's, not an installed package's."""
+    libraries = {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    ours = os.path.dirname(os.path.abspath(__file__))
+    inside = [*libraries, ours, os.path.dirname(sys.executable)]
+    return os.path.isfile(filename) and not any(
+        os.path.abspath(filename).startswith(folder + os.sep) for folder in inside
+    )
 
 
 def _complain(message: str, debug: bool) -> None:

@@ -18,9 +18,9 @@ from hotcold.training.console import Console, duration
 
 THREADS = 1  # the matrices are so small that a second thread costs more than it brings
 
-INTRO = """A tiny model (80 thousand parameters) adds two numbers. It was taught by examples of which three of four
-forget the carry, so it has learnt a bad habit. From here on nobody shows it an answer: a reward function says
-only right (1) or wrong (0), and policy gradient (rloo) does the rest."""
+INTRO = """A tiny model (about 190 thousand parameters) learns to add two numbers. First it is taught by examples; six
+of ten that need a carry forget it, so it learns a bad habit. From then on nobody shows it an answer: a reward
+function says only right (1) or wrong (0), and policy gradient (rloo) does the rest."""
 
 
 def demo(seed: int = 0, run: str | None = None) -> int:
@@ -86,7 +86,7 @@ def summary(run: Run, files: ToyFiles, seconds: float) -> str:
         f"{duration(seconds)} in all. The run: {run.folder}  (metrics.jsonl, rollouts/, eval/, README.md)",
         "Next:",
         f'  ask it:         hotcold sample model={run.model_dir} prompt="38+47="',
-        f"  another way:    hotcold train grpo model={files.model} data={files.train} reward=exact learning_rate=3e-4 "
+        f"  another way:    hotcold train grpo model={files.model} data={files.train} reward=exact learning_rate=4e-4 "
         "max_tokens=4",
         "  your own task:  hotcold train rloo model=FOLDER data=prompts.jsonl reward=reward.py   (README.md)",
     ]

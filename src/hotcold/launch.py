@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ from hotcold.assemble import (
     make_scorer,
     pick_device,
     sampling_options,
+    set_threads,
 )
 from hotcold.chat import render_prompt
 from hotcold.config.schema import Config, EvalConfig, SampleConfig, decided
@@ -68,27 +71,41 @@ def train(config: Config, echo: Echo = print) -> Run:
     start = time.perf_counter()
     folder_path, resumed = run_path(config)
     ready = assemble(config)
-    with RunFolder.open(folder_path, to_yaml(ready.config), resumed, environment(ready)) as folder:
-        console = Console(echo, folder.log)
-        session = Session(ready, folder, console)
-        progress = session.resume() if resumed else Progress(algorithm=ready.algorithm.state())
-        session.announce(progress)
-        progress, evaluation = session.loop().run(progress)
-        model_dir = session.finish(progress, evaluation)
-        after = evaluation.summary() if evaluation else {}
-        _say_result(console, folder, model_dir, progress, evaluation, time.perf_counter() - start)
-        return Run(folder.path, model_dir, progress.before, after, evaluation, ready.evaluator)
+    folder = RunFolder.open(folder_path, to_yaml(ready.config), resumed, environment(ready))
+    try:
+        with folder:
+            return _run(ready, folder, resumed, Console(echo, folder.log), start)
+    except InputError:
+        # What was wrong showed before the first step was done: the same name is free for the next try.
+        if not resumed and not RunFolder.read_metrics(folder.path):
+            shutil.rmtree(folder.path)
+        raise
+
+
+def _run(ready: Assembled, folder: RunFolder, resumed: bool, console: Console, start: float) -> Run:
+    session = Session(ready, folder, console)
+    progress = Progress(algorithm=ready.algorithm.state())
+    if resumed:
+        progress = session.resume()
+        folder.write_config(to_yaml(ready.config))
+    session.announce(progress)
+    first = progress.step + 1
+    progress, evaluation = session.loop().run(progress)
+    model_dir = session.finish(progress, evaluation)
+    after = evaluation.summary() if evaluation else {}
+    _say_result(console, first, model_dir, progress, evaluation, time.perf_counter() - start)
+    return Run(folder.path, model_dir, progress.before, after, evaluation, ready.evaluator)
 
 
 def run_path(config: Config) -> tuple[Path, bool]:
     """Where the run is kept, and whether it continues one."""
     if config.resume not in ("no", "auto"):
-        path = Path(config.resume)
+        path = Path(config.resume).absolute()
         if not (path / "config.yaml").is_file():
             raise InputError(f"resume={config.resume} is no run folder: it has no config.yaml.")
         return path, True
     name = config.run or default_run_name(algorithm_name(config), config.model)
-    path = Path(name) if "/" in name else Path("runs") / name
+    path = (Path(name) if "/" in name else Path("runs") / name).absolute()  # a reward may change the current folder
     return path, config.resume == "auto" and (path / "config.yaml").is_file()
 
 
@@ -157,7 +174,7 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     assert scorer is not None
     options = sampling_options(config, EVAL_STREAM)
     evaluator = Evaluator(encoded.prompts, encoded.ids, _sampler(model), scorer, options, config.samples)
-    console = Console(print)
+    console = Console(_to_stderr)
     for note in notes:
         console.warn(note)
     evaluation = evaluator.run(console.stage)
@@ -169,7 +186,10 @@ def sample(config: SampleConfig) -> Iterator[dict[str, Any]]:
     """`hotcold sample`: responses to one prompt or to every prompt of a file."""
     model, config = _load_for(config, pick_device(config.device))
     prompts = [Prompt(0, config.prompt, {})] if config.prompt is not None else load_prompts(config.data)
-    encoded = encode(prompts, model, config, [])
+    notes: list[str] = []
+    encoded = encode(prompts, model, config, notes)
+    for note in notes:
+        _to_stderr(f"note: {note}")
     options = sampling_options(config.model_copy(update={"temperature": config.temperature or 1.0}), SAMPLE_STREAM)
     sampler = _sampler(model)
     for draw, (prompt, ids) in enumerate(zip(encoded.prompts, encoded.ids, strict=True)):
@@ -186,12 +206,16 @@ def sample(config: SampleConfig) -> Iterator[dict[str, Any]]:
 
 
 def _load_for(config: Any, device: str) -> tuple[LoadedModel, Any]:
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    set_threads(config.threads)
     if config.max_tokens is None:
         tokens = 128 if device == "cpu" else 512
         config = decided(config, {"max_tokens": (tokens, "default on this device")})
     return load_model(config.model, device), config
+
+
+def _to_stderr(text: str) -> None:
+    """Standard output holds the results alone."""
+    print(text, file=sys.stderr)
 
 
 def _sampler(model: LoadedModel) -> TransformersSampler:
@@ -199,9 +223,10 @@ def _sampler(model: LoadedModel) -> TransformersSampler:
 
 
 def _say_result(
-    console: Console, folder: RunFolder, model_dir: Path, progress: Progress, evaluation: Evaluation | None, took: float
+    console: Console, first: int, model_dir: Path, progress: Progress, evaluation: Evaluation | None, took: float
 ) -> None:
-    console.say(f"{progress.step} steps in {duration(took)}")
+    if progress.step >= first:
+        console.say(f"steps {first} to {progress.step} in {duration(took)}")
     if evaluation is not None and progress.before.get("eval/greedy") is not None:
         b = progress.before
         console.say(

@@ -82,6 +82,10 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def write_config(self, config_yaml: str) -> None:
+        """A continued run may have other steps, machine or intervals than it began with."""
+        _write(self.path / CONFIG, config_yaml)
+
     def log(self, text: str) -> None:
         with open(self.path / "log.txt", "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hotcold.assemble import Assembled
 from hotcold.checkpoint import newest_checkpoint, prune, read_state, read_tensors, write_checkpoint
 from hotcold.config.schema import Config
-from hotcold.config.show import resolved
+from hotcold.config.show import flat_values, resolved
 from hotcold.engines.local import LocalEngine
 from hotcold.errors import InputError
 from hotcold.models.loading import export_model, load_model
@@ -37,9 +38,14 @@ class Session:
         self.console.say(f"run folder: {self.folder.path}")
         for note in self.ready.notes:
             self.console.warn(note)
-        if progress.step:
-            self.console.say(f"continuing after step {progress.step}")
         self.console.say(arithmetic(self.ready))
+        config = self.ready.config
+        if progress.step == config.steps:
+            self.console.say(f"all {progress.step} steps are done; steps=N with a larger N goes on")
+        elif config.stop_at is not None and (progress.greedy or 0.0) >= config.stop_at:
+            self.console.say(f"ended at step {progress.step}, where stop_at was reached; stop_at=off goes on")
+        elif progress.step:
+            self.console.say(f"continuing after step {progress.step}")
 
     def loop(self) -> Loop:
         config = self.ready.config
@@ -92,7 +98,13 @@ class Session:
         saved = load_model(str(checkpoint), self.ready.config.device)
         self.ready.model.module.load_state_dict(saved.module.state_dict())
         load_optimizer_tensors(self.optimizer, self.named, read_tensors(checkpoint, "optimizer"))
-        return Progress(**state["progress"])
+        progress = Progress(**state["progress"])
+        if progress.step > self.ready.config.steps:
+            raise InputError(
+                f"{self.folder.path} has done {progress.step} steps already, steps={self.ready.config.steps} is fewer: "
+                "give at least as many."
+            )
+        return progress
 
     def finish(self, progress: Progress, evaluation: Evaluation | None) -> Path:
         model_dir = self.folder.write_model(self._export)
@@ -104,14 +116,30 @@ class Session:
         export_model(model.module, model.tokenizer, folder, model.eos_ids)
 
 
-IDENTITY = ("algorithm", "seed", "prompts_per_step", "temperature", "max_tokens", "optimizer", "learning_rate", "stop")
+FREE = {  # keys that a continued run may change; model and data are compared by their hashes
+    *("model", "data.path", "run", "resume", "steps", "stop_at", "save_every", "keep_checkpoints", "device", "threads"),
+    *("eval.data", "eval.every", "eval.samples", "eval.prompts", "tokens_per_microbatch"),
+}
 
 
-def identity(config: Config) -> dict[str, Any]:
-    """The keys that make two runs different runs."""
-    values = resolved(config)
-    own = config.algorithm_options if isinstance(config.algorithm, str) else {}
-    return {**{key: values[key] for key in IDENTITY}, **{key: str(value) for key, value in own.items()}}
+def identity(config: Config) -> dict[str, str]:
+    """The keys that make two runs different runs, as text."""
+    values = {key: value for key, value in flat_values(config).items() if key not in FREE}
+    return {key: _as_text(value) for key, value in values.items()}
+
+
+def _as_text(value: Any) -> str:
+    """A value that is the same text in another process: objects by their class and what they hold."""
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_as_text, value)) + "]"
+    if isinstance(value, partial):
+        return f"{_as_text(value.func)}({value.args}, {value.keywords})"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return str(value)
+    if name := getattr(value, "__qualname__", None):
+        return str(name)
+    held = getattr(value, "__dict__", {})
+    return f"{type(value).__qualname__}({', '.join(f'{k}={_as_text(v)}' for k, v in sorted(held.items()))})"
 
 
 def check_same_run(state: dict[str, Any], ready: Assembled) -> None:

@@ -23,6 +23,8 @@ def check_algorithm(algorithm: Algorithm, prompts_per_step: int | None) -> None:
     _known(name, "reads", algorithm.reads, READS, BUILT_READS)
     if not algorithm.objectives:
         raise InputError(f"{name} has no objective: nothing would be trained.")
+    if len({objective.model for objective in algorithm.objectives}) < len(algorithm.objectives):
+        raise InputError(f"{name} has two objectives for one model: put both terms into one loss.")
     for objective in algorithm.objectives:
         _check_objective(name, objective, algorithm.plan, prompts_per_step)
     if algorithm.plan is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from hotcold.algorithms.base import Objective, Plan, Weighting
@@ -50,7 +51,9 @@ class REINFORCE:
 
     def keep(self, batch: Batch) -> Tensor:
         keep = keep_where_baseline_exists(batch, self.baseline)
-        return keep if batch.greedy_rewards is None else keep & ~batch.greedy_rewards.isnan()
+        if "greedy_rewards" not in self.reads:
+            return keep
+        return torch.zeros_like(keep) if batch.greedy_rewards is None else keep & ~batch.greedy_rewards.isnan()
 
     def credit(self, batch: Batch, state: dict[str, float]) -> tuple[Batch, dict[str, float]]:
         return returns_minus(batch, self.baseline.rows(batch), self.gamma), state

@@ -142,6 +142,8 @@ Truncated = Annotated[Literal["keep"], _later("truncated", "mask", "penalty")]
 
 
 def check_rewards(rewards: tuple[Any, ...], weights: tuple[float, ...] | None) -> None:
+    if rewards and weights and not any(weights):
+        raise InputError("every reward weight is 0: nothing would be learnt. Give at least one another weight.")
     if weights is not None and len(weights) != len(rewards):
         raise InputError(
             f"reward_weights has {len(weights)} numbers, reward has {len(rewards)}: give one for each, in their order."
@@ -184,6 +186,8 @@ def check_plain_step(optimizer: str, warmup_steps: int, max_grad_norm: Any) -> N
 def check_record(resume: str, run: str | None, stop_at: float | None, every: int) -> None:
     if resume == "auto" and run is None:
         raise InputError("resume=auto continues the run of that name, and there is no name: add run=NAME.")
+    if resume not in ("no", "auto") and run is not None and os.path.abspath(run) != os.path.abspath(resume):
+        raise InputError(f"resume={resume} continues in that folder, run={run} names another: leave run out.")
     if stop_at is not None and every == 0:
         raise InputError("stop_at needs evaluations, and eval.every=0 makes none: set eval.every or leave stop_at out.")
 

@@ -98,7 +98,7 @@ TRAIN_KEYS: dict[str, tuple[Key, ...]] = {
     ),
     "Evaluation": (
         Key("eval.data", "5 % of the prompts, held out", "a file like data; equal prompts stay on one side"),
-        Key("eval.every", "20", "steps between evaluations; 0 is never"),
+        Key("eval.every", "20", "steps between evaluations; 0: only before and after"),
         Key("eval.samples", "1", "sampled responses per prompt beside the greedy one; 0 is greedy only"),
         Key("eval.prompts", "200", "at most this many held-out prompts"),
     ),

@@ -187,6 +187,8 @@ class SampleConfig(Settings):
             raise InputError('give a prompt or data, one of them: prompt="What is 2 + 3?" or data=prompts.jsonl.')
         if self.prompt == "":
             raise InputError("the prompt is empty: give at least one character.")
+        if self.temperature == 0 and (self.top_p, self.top_k, self.min_p) != (1.0, 0, 0.0):
+            raise InputError("temperature=0 is greedy: top_p, top_k and min_p have no effect. Leave them out.")
         if self.temperature == 0 and self.n > 1:
             raise InputError(f"temperature=0 is greedy: all n={self.n} responses would be the same. Use n=1.")
         return self

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hotcold.algorithms.base import Objective
 from hotcold.batch import Batch
 from hotcold.engines.base import Pass, StepResult
+from hotcold.errors import InputError
 from hotcold.models.policy import measure
 
 
@@ -24,6 +25,7 @@ class LocalEngine:
         self.parameters = [p for p in policy.parameters() if p.requires_grad]
         self._start = [p.detach().clone() for p in self.parameters] if remember_start else None
         self._optimizer_start = copy.deepcopy(optimizer.state_dict()) if remember_start else None
+        self._finite = True  # every loss since the last step
         policy.eval()
 
     def logp(self, batch: Batch) -> Tensor:
@@ -45,6 +47,7 @@ class LocalEngine:
         weights = weights.to(device=result.loss.device, dtype=result.loss.dtype)
         # where, not a product alone: a NaN under weight 0 must not reach the sum or its gradient
         total = (torch.where(weights != 0, result.loss, 0.0) * weights).sum()
+        self._finite = self._finite and math.isfinite(total.item())
         if total.requires_grad:
             total.backward()
         return Pass(
@@ -59,13 +62,22 @@ class LocalEngine:
         assert model == "policy"
         limit = math.inf if max_norm is None else max_norm
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
-        applied = math.isfinite(norm)
+        # A NaN advantage sends no gradient: only the loss shows it.
+        applied, self._finite = self._finite and math.isfinite(norm), True
         if applied:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
+            self._check_parameters(rate)
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(norm, applied)
+
+    def _check_parameters(self, rate: float) -> None:
+        if not all(bool(parameter.isfinite().all()) for parameter in self.parameters):
+            raise InputError(
+                f"a step at learning rate {rate:g} left parameters that are not finite: lower learning_rate.\n"
+                "Checkpoints written before this step are good."
+            )
 
     def restart(self, model: str) -> None:
         assert model == "policy" and self._start is not None and self._optimizer_start is not None

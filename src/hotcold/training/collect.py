@@ -91,7 +91,7 @@ class PromptedRollouts:
         notify("scoring", 0, len(requests))
         scores = self._score([*requests, *greedy_requests], [*responses, *greedy])
         seconds["score"] += time.perf_counter() - start
-        baselines = {r.draw: s.total for r, s in zip(greedy_requests, scores[len(requests) :], strict=True)}
+        baselines = {r.draw: s.with_steps for r, s in zip(greedy_requests, scores[len(requests) :], strict=True)}
         return [
             self._rollout(*row, version, baselines, plan.group_size)
             for row in zip(requests, responses, scores[: len(requests)], strict=True)

@@ -52,6 +52,7 @@ def step_line(metrics: dict[str, Any], steps: int, seconds_left: float | None) -
         f"step {metrics['step']}/{steps}",
         f"reward {_short(metrics.get('reward'))}",
         f"no-signal groups {_short(metrics.get('frac_reward_zero_std'))}",
+        f"loss {_short(metrics.get('loss'))}",
         f"grad norm {_short(metrics.get('grad_norm'))}",
         f"entropy {_short(metrics.get('entropy'))}",
         f"length {_short(metrics.get('completions/mean_length'))}",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hotcold.algorithms.base import Algorithm
 from hotcold.batch import Rollout, collate
 from hotcold.engines.base import Engine
-from hotcold.errors import RewardError
+from hotcold.errors import InputError, RewardError
 from hotcold.optim import rate_at
 from hotcold.training.collect import Collected, RolloutSource, kept
 from hotcold.training.console import Console, duration
@@ -18,6 +19,8 @@ from hotcold.training.evaluate import Evaluation, Evaluator, timed
 from hotcold.training.health import first_step_note, notes
 from hotcold.training.metrics import rollout_metrics
 from hotcold.training.update import UpdateSettings, update
+
+MAX_NONFINITE = 5  # steps in a row whose update had to be skipped, before the run stops
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Progress:
     version: int = 0  # optimiser steps taken, as the version of the parameters
     algorithm: dict[str, float] = field(default_factory=dict)
     before: dict[str, Any] = field(default_factory=dict)  # summary of the evaluation before the first step
+    greedy: float | None = None  # held-out greedy score of this very state; None: not evaluated
     best: float | None = None  # best held-out greedy score so far
     best_step: int | None = None
 
@@ -74,19 +78,17 @@ class Loop:
         history: list[dict[str, Any]] = []
         evaluation: Evaluation | None = None
         if progress.step == 0 and self.evaluator is not None:
-            evaluation, self.seconds_evaluating = timed(self.evaluator, self.console.stage)
-            progress = self._evaluated(progress, evaluation)
+            evaluation, progress = self._evaluate(progress)
             progress = replace(progress, before=evaluation.summary())
             took = duration(self.seconds_evaluating)
             self.console.say(f"held-out before training: greedy {evaluation.greedy}  [{took}]")
-        while progress.step < self.settings.steps and not self._reached(evaluation):
+        first = progress.step + 1
+        while progress.step < self.settings.steps and not self._reached(progress):
             progress, metrics, evaluation = self._step(progress)
             history = [*history[-20:], metrics]
-            self._report(history, metrics)
+            self._report(history, metrics, first)
         if progress.step > 0 and evaluation is None and self.evaluator is not None:
-            evaluation, _ = timed(self.evaluator, self.console.stage)
-            progress = self._evaluated(progress, evaluation)
-            self.console.quiet_stage()
+            evaluation, _ = self._evaluate(progress)
         return progress, evaluation
 
     def _step(self, progress: Progress) -> tuple[Progress, dict[str, Any], Evaluation | None]:
@@ -109,20 +111,20 @@ class Loop:
             position=collected.position,
             version=progress.version + len(done.losses) - done.num_nonfinite_steps,
             algorithm=state,
+            greedy=None,
         )
         self.refresh(progress.version)
-        evaluation = None
-        if self._due(self.settings.eval_every, number) and self.evaluator is not None:
-            evaluation, seconds["eval"] = timed(self.evaluator, self.console.stage)
-            self.seconds_evaluating = seconds["eval"]
-            progress = self._evaluated(progress, evaluation)
         metrics = self._metrics(number, collected, len(batch), rate, seconds, time.perf_counter() - start)
         metrics.update(done.summary())
-        if evaluation is not None:
-            metrics.update(evaluation.summary())
+        evaluation = None
+        if self._due(self.settings.eval_every, number) and self.evaluator is not None:
+            evaluation, progress = self._evaluate(progress, metrics)
+            metrics |= {**evaluation.summary(), "time/eval": self.seconds_evaluating}
+            metrics["time/step"] += self.seconds_evaluating
         self.record.append_metrics(metrics)
         self.seconds_saving = 0.0
-        if self._due(self.settings.save_every, number) or self._reached(evaluation):
+        is_best = evaluation is not None and progress.best_step == number
+        if self._due(self.settings.save_every, number) or is_best or self._reached(progress):
             self._timed_save(progress)
         return progress, metrics, evaluation
 
@@ -133,10 +135,26 @@ class Loop:
         self.seconds_saving = time.perf_counter() - mark
 
     def _collect(self, progress: Progress) -> Collected:
-        try:
+        with self._saved_if_a_reward_fails(progress):
             return self.source.collect(self.algorithm, progress.position, progress.version, self.console.stage)
+
+    def _evaluate(self, progress: Progress, metrics: dict[str, Any] | None = None) -> tuple[Evaluation, Progress]:
+        """`metrics`: of the step before it, which are recorded even if the evaluation fails."""
+        assert self.evaluator is not None
+        with self._saved_if_a_reward_fails(progress, metrics):
+            evaluation, self.seconds_evaluating = timed(self.evaluator, self.console.stage)
+        self.console.quiet_stage()
+        return evaluation, self._evaluated(progress, evaluation)
+
+    @contextmanager
+    def _saved_if_a_reward_fails(self, progress: Progress, metrics: dict[str, Any] | None = None) -> Iterator[None]:
+        """The steps that are done are not lost to a fault in a score."""
+        try:
+            yield
         except RewardError:
             self.console.quiet_stage()
+            if metrics is not None:
+                self.record.append_metrics(metrics)
             if progress.step > 0:
                 self.save(progress)
             raise
@@ -162,10 +180,10 @@ class Loop:
     def _rate(self, number: int) -> float:
         return rate_at(number, self.settings.learning_rate, self.settings.warmup_steps)
 
-    def _report(self, history: Sequence[dict[str, Any]], metrics: dict[str, Any]) -> None:
+    def _report(self, history: Sequence[dict[str, Any]], metrics: dict[str, Any], first: int) -> None:
         left = self._seconds_left(history)
         self.console.step(metrics, self.settings.steps, left)
-        if len(history) == 1:
+        if metrics["step"] == first:
             step = metrics["time/step"] - metrics.get("time/eval", 0.0)
             evaluating = f", {duration(self.seconds_evaluating)} an evaluation" if self.seconds_evaluating else ""
             self.console.say(f"expected: {duration(step)} a step{evaluating}, {duration(left)} for what remains")
@@ -174,7 +192,12 @@ class Loop:
         for text in notes(history):
             self.console.warn(text)
         if metrics["optimizer_steps/nonfinite"]:
-            self.console.warn(f"step {metrics['step']}: a gradient was not finite; its update was skipped")
+            self.console.warn(f"step {metrics['step']}: a loss or gradient was not finite; its update was skipped")
+            if all(m["optimizer_steps/nonfinite"] for m in history[-MAX_NONFINITE:]) and len(history) >= MAX_NONFINITE:
+                raise InputError(
+                    f"{MAX_NONFINITE} steps in a row had a loss or gradient that is not finite: nothing is learnt.\n"
+                    "Lower learning_rate; look at the rewards and, for an algorithm of your own, at its advantages."
+                )
 
     def _seconds_left(self, history: Sequence[dict[str, Any]]) -> float:
         """At the pace of the last steps, with the evaluations that are still due."""
@@ -187,6 +210,7 @@ class Loop:
         content = {"step": progress.step, **evaluation.summary(), "rows": evaluation.rows}
         self.record.write_eval(f"step_{progress.step:06d}", content)
         mean = evaluation.greedy.mean if evaluation.greedy else None
+        progress = replace(progress, greedy=mean)
         if mean is not None and (progress.best is None or mean > progress.best):
             return replace(progress, best=mean, best_step=progress.step)
         return progress
@@ -194,7 +218,6 @@ class Loop:
     def _due(self, every: int, number: int) -> bool:
         return number == self.settings.steps or (every > 0 and number % every == 0)
 
-    def _reached(self, evaluation: Evaluation | None) -> bool:
-        if self.settings.stop_at is None or evaluation is None or evaluation.greedy is None:
-            return False
-        return evaluation.greedy.mean >= self.settings.stop_at
+    def _reached(self, progress: Progress) -> bool:
+        stop_at = self.settings.stop_at
+        return stop_at is not None and progress.greedy is not None and progress.greedy >= stop_at

@@ -92,7 +92,7 @@ class UpdateRecord:
 
 def rollout_metrics(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, float | None]:
     """Score and shape of all sampled responses, the ones that are not trained on included."""
-    scores = [r.reward for r in rollouts if r.reward is not None]
+    scores = [score for r in rollouts if (score := r.score) is not None]
     lengths = [len(r.response_ids) for r in rollouts]
     stds = [_std(group) for group in _groups(rollouts) if len(group) > 1]
     out: dict[str, float | None] = {
@@ -118,8 +118,8 @@ def _groups(rollouts: Sequence[Rollout]) -> list[list[float]]:
     """The scores of each prompt's responses, those without a score left out."""
     groups: dict[int, list[float]] = {}
     for r in rollouts:
-        if r.reward is not None:
-            groups.setdefault(r.group, []).append(r.reward)
+        if (score := r.score) is not None:
+            groups.setdefault(r.group, []).append(score)
     return list(groups.values())
 
 

@@ -1,0 +1,102 @@
+"""An algorithm goes once through a small made-up batch before a run: what is wrong with it shows in seconds."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hotcold.algorithms.base import Algorithm, Forward, Objective, TokenLoss
+from hotcold.batch import Batch, Rollout, collate
+from hotcold.errors import InputError
+
+T = TypeVar("T")
+
+
+def rehearse(algorithm: Algorithm) -> None:
+    """Raise InputError, with the line of the user's file where there is one, unless every part answers in form."""
+    name = type(algorithm).__name__
+    state = _ask(name, "state()", algorithm.state)
+    try:
+        json.dumps(state, allow_nan=False)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{name}.state() is {state!r}: it goes into the checkpoint, so only plain numbers fit."
+        ) from None
+    batch = _batch(algorithm)
+    kept = _ask(name, "keep(batch)", lambda: algorithm.keep(batch))
+    _has_form(name, "keep(batch)", kept, (len(batch),), torch.bool)
+    if any(len(batch) % objective.minibatches for objective in algorithm.objectives) or not bool(kept.all()):
+        kept = torch.ones_like(batch.keep)
+    credited = _ask(name, "credit(batch, state)", lambda: algorithm.credit(batch.select(kept), dict(state)))
+    if not (isinstance(credited, tuple) and len(credited) == 2 and isinstance(credited[0], Batch)):
+        raise InputError(f"{name}.credit(batch, state) returns {type(credited).__name__}: return (batch, state).")
+    for objective in algorithm.objectives:
+        _rehearse_objective(name, objective, credited[0])
+
+
+def _rehearse_objective(name: str, objective: Objective, batch: Batch) -> None:
+    shape = tuple(batch.tokens.shape)
+    if batch.advantages is not None:
+        _has_form(name, "the advantages", batch.advantages, shape, None)
+        if not bool(torch.isfinite(batch.advantages[batch.trained]).all()):
+            raise InputError(f"{name}: the advantages of finite scores are not finite (NaN or inf).")
+    logp = torch.where(batch.trained, -1.0, 0.0).to(batch.token_rewards.dtype)
+    forward = Forward(logp=logp.clone().requires_grad_(), entropy=logp.neg() if "entropy" in objective.needs else None)
+    result = _ask(name, "the loss", lambda: objective.loss(forward, batch.replace(logp_old=logp)))
+    if not isinstance(result, TokenLoss):
+        raise InputError(f"{name}: the loss returns {type(result).__name__}: return TokenLoss(loss of shape [B, T]).")
+    _has_form(name, "the loss", result.loss, shape, None)
+    weights = _ask(name, "the weighting", lambda: objective.weighting(batch.trained))
+    _has_form(name, "the weights", weights, shape, None)
+
+
+def _batch(algorithm: Algorithm) -> Batch:
+    """Two prompts with a group each, scores that differ, responses of one to three tokens."""
+    assert algorithm.plan is not None
+    size = algorithm.plan.group_size
+    rows = [
+        Rollout(
+            prompt_ids=(1, 2),
+            response_ids=tuple(range(3, 4 + i % 3)),
+            group=i // size,
+            episode=i,
+            reward=float(i % 2) + 0.125 * (i // size),
+            logp_sampler=(-1.0,) * (1 + i % 3),
+            greedy_reward=0.5,
+        )
+        for i in range(2 * size)
+    ]
+    batch = collate(rows)
+    reads = {"logp_old": torch.where(batch.trained, -1.0, 0.0)} if "logp_old" in algorithm.reads else {}
+    return batch.replace(**reads)
+
+
+def _ask(name: str, what: str, call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except InputError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        text = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"{name}: {what} fails on a small made-up batch: {type(error).__name__}: {text} "
+            f"({frame.filename}:{frame.lineno})"
+        ) from error
+
+
+def _has_form(name: str, what: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
+    letters = "[B, T]" if len(shape) == 2 else "[B]"
+    kind = "bool" if dtype == torch.bool else "float"
+    if not isinstance(value, Tensor):
+        raise InputError(f"{name}: {what} is {type(value).__name__}; a {kind} tensor {letters} is needed.")
+    if tuple(value.shape) != shape or (dtype is not None and value.dtype != dtype):
+        raise InputError(
+            f"{name}: {what} has shape {list(value.shape)} and type {value.dtype}; a {kind} tensor {letters}, "
+            f"here {list(shape)}, is needed."
+        )

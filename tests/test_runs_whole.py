@@ -1,0 +1,212 @@
+"""Whole runs again: what is kept, what is refused on resuming, faults in scores and in a user's algorithm."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from hotcold.assemble import assemble
+from hotcold.config.schema import Config
+from hotcold.sampling.transformers_engine import TransformersSampler
+from tests.test_end_to_end import here, hotcold, metrics, same, train, weights
+
+__all__ = ["here"]  # the fixture
+
+
+def state(run: str, step: int) -> dict[str, Any]:
+    return json.loads(Path(run, "checkpoints", f"step_{step:06d}", "trainer", "state.json").read_text())
+
+
+def checkpoints(run: str = "runs/one") -> list[str]:
+    return sorted(path.name for path in Path(run, "checkpoints").iterdir())
+
+
+def write_eval(number: int) -> str:
+    rows = [json.loads(line) for line in Path("prompts.jsonl").read_text().splitlines()][:number]
+    Path("held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return "eval.data=held.jsonl"
+
+
+def test_prompts_of_the_held_out_file_are_never_trained_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(write_eval(5), steps=5) == 0
+    assert "5 training prompts stand in eval.data too and were left out" in capsys.readouterr().out
+    held = {json.loads(line)["prompt"] for line in Path("held.jsonl").read_text().splitlines()}
+    for path in Path("runs/one/rollouts").iterdir():
+        assert not held & set(pq.read_table(path)["prompt_text"].to_pylist())
+
+
+def test_the_best_checkpoint_stays_beside_the_newest_ones(here: Path) -> None:
+    words = ["learning_rate=0.02", "eval.every=3", "save_every=5", "keep_checkpoints=1", write_eval(4)]
+    assert train(*words, steps=14) == 0
+    scores = {r["step"]: r["eval/greedy"] for r in metrics("runs/one") if r.get("eval/greedy") is not None}
+    best = max(scores, key=lambda step: (scores[step], -step))
+    if scores[best] > json.loads(Path("runs/one/eval/step_000000.json").read_text())["eval/greedy"]:
+        assert f"step_{best:06d}" in checkpoints()
+        assert state("runs/one", best)["progress"]["best_step"] == best
+    assert "step_000014" in checkpoints() and len(checkpoints()) <= 2
+
+
+def test_a_run_that_reached_its_mark_is_saved_and_does_not_go_on(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["learning_rate=0.03", "eval.every=2", "save_every=0", "stop_at=0.5"]
+    assert train(*words, steps=60) == 0
+    last = metrics("runs/one")[-1]
+    assert last["step"] < 60 and last["eval/greedy"] >= 0.5 and f"step_{last['step']:06d}" in checkpoints()
+    before = weights("runs/one/model")
+    capsys.readouterr()
+    assert train(*words, "resume=auto", steps=60) == 0
+    assert f"ended at step {last['step']}, where stop_at was reached" in capsys.readouterr().out
+    assert metrics("runs/one")[-1]["step"] == last["step"] and same(before, weights("runs/one/model"))
+
+
+def test_rollouts_say_which_parameters_sampled_them_and_the_sampler_hears_of_new_ones(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D14"""
+    heard: list[int] = []
+    monkeypatch.setattr(TransformersSampler, "refresh", lambda self, version: heard.append(version))
+    assert train("minibatches=2", algorithm="grpo", steps=3) == 0
+    sampled_by = [
+        set(pq.read_table(f"runs/one/rollouts/step_00000{step}.parquet")["version"].to_pylist()) for step in (1, 2, 3)
+    ]
+    assert sampled_by == [{0}, {heard[0]}, {heard[1]}] and heard == sorted(heard)
+    taken = [row["optimizer_steps"] for row in metrics("runs/one")]
+    assert heard == [taken[0], taken[0] + taken[1], sum(taken)]
+
+
+def test_training_and_evaluation_draw_from_different_random_numbers(here: Path) -> None:
+    config = Config.from_keys(
+        algorithm="rloo", model="model", data="prompts.jsonl", reward="reward.py", prompts_per_step=3, max_tokens=4
+    )
+    ready = assemble(config)
+    assert ready.evaluator is not None
+    assert ready.evaluator.options.stream != ready.source.options.stream  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("algorithm", "shown"), [("rloo", "none "), ("grpo", "1.0 ")])
+def test_gradients_are_clipped_by_default_except_where_responses_are_summed(
+    here: Path, capsys: pytest.CaptureFixture[str], algorithm: str, shown: str
+) -> None:
+    assert train("--dry-run", algorithm=algorithm) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("max_grad_norm")]
+    assert line.removeprefix("max_grad_norm").strip().startswith(shown)
+
+
+def test_resuming_needs_the_model_the_rewards_and_the_weights_it_began_with(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("learning_rate=0.01", steps=2) == 0
+    shutil.copytree("runs/one/model", "other")
+    shutil.copy("reward.py", "second.py")
+    for words, message in (
+        (["model=other"], "the starting model's weights are not the same"),
+        (["reward=second.py"], "reward: [reward.py] then, [second.py] now"),
+        (["warmup_steps=1"], "warmup_steps: 3 then, 1 now"),
+    ):
+        assert train("learning_rate=0.01", "resume=auto", *words, steps=4) == 2
+        assert message in capsys.readouterr().err
+    assert train("learning_rate=0.01", "resume=auto", steps=1) == 2
+    assert "has done 2 steps already, steps=1 is fewer" in capsys.readouterr().err
+    assert train("learning_rate=0.01", "resume=auto", "save_every=1", steps=4) == 0
+    assert "steps: 4" in Path("runs/one/config.yaml").read_text()
+
+
+def test_a_score_that_fails_at_once_leaves_the_name_free(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "wrong.py").write_text("def reward(completion):\n    return 'yes'\n")
+    assert train("reward=wrong.py") == 2
+    assert "'yes'" in capsys.readouterr().err and not Path("runs/one").exists()
+    assert train(steps=1) == 0
+
+
+def test_a_score_that_fails_in_an_evaluation_loses_no_step(here: Path) -> None:
+    lines = (
+        "import pathlib\n\ndef reward(completion):\n    log = pathlib.Path('calls')\n"
+        "    n = int(log.read_text()) if log.exists() else 0\n    log.write_text(str(n + 1))\n"
+        "    assert n != 26\n    return float('a' in completion)\n"
+    )  # 2 at the start (one held-out prompt), 12 a step: call 26 belongs to the evaluation after step 2
+    (here / "late.py").write_text(lines)
+    words = ["reward=late.py", "eval.every=2", "save_every=0"]
+    assert train(*words, steps=4) == 2
+    assert checkpoints() == ["step_000002"]
+    assert train(*words, "resume=auto", steps=4) == 0
+    assert [row["step"] for row in metrics("runs/one")] == [1, 2, 3, 4]
+
+
+def test_a_score_may_change_the_current_folder(here: Path) -> None:
+    (here / "elsewhere").mkdir()
+    lines = "import os\n\ndef reward(completion):\n    os.chdir('/')\n    return 1.0\n"
+    (here / "moves.py").write_text(lines)
+    assert train("reward=moves.py", steps=2) == 0
+    assert (here / "runs/one/model/model.safetensors").is_file()
+
+
+def test_a_rate_that_ruins_the_parameters_ends_the_run_without_a_bad_checkpoint(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """D18"""
+    assert train("learning_rate=1e38", "warmup_steps=0", "save_every=1", "eval.every=0") == 2
+    assert "not finite: lower learning_rate" in capsys.readouterr().err
+    assert not Path("runs/one/checkpoints/step_000001").exists()
+
+
+ALGORITHM = """
+import torch
+from hotcold.algorithms.base import Objective, Plan
+from hotcold.algorithms.losses import policy_gradient_loss
+from hotcold.equations import mean_per_token
+
+class Mine:
+    plan = Plan(group_size=2)
+    reads = frozenset()
+    objectives = (Objective(policy_gradient_loss, mean_per_token),)
+    calls = 0
+    def state(self):
+        return {}
+    def keep(self, batch):
+        return torch.ones_like(batch.keep)
+    def credit(self, batch, state):
+        type(self).calls += 1
+        CREDIT
+"""
+
+
+def run_mine(credit: str, *words: str, run: str = "runs/mine") -> int:
+    Path("mine.py").write_text(ALGORITHM.replace("CREDIT", credit))
+    arguments = ["model=model", "data=prompts.jsonl", "reward=reward.py", "prompts_per_step=2", "max_tokens=3"]
+    return hotcold("train", "mine.py:Mine", *arguments, f"run={run}", "eval.every=0", *words)
+
+
+@pytest.mark.parametrize(
+    ("credit", "message"),
+    [
+        ("return batch.rewards.no_such_thing, state", "mine.py:18"),
+        ("return batch", "return (batch, state)"),
+        ("return batch.replace(advantages=batch.rewards), state", "[B, T]"),
+        ("return batch.replace(advantages=batch.token_rewards / 0 * 0), state", "not finite"),
+    ],
+)
+def test_a_fault_in_a_users_algorithm_is_named_before_anything_is_sampled(
+    here: Path, capsys: pytest.CaptureFixture[str], credit: str, message: str
+) -> None:
+    assert run_mine(credit) == 2
+    error = capsys.readouterr().err
+    assert message in error and "bug in hotcold" not in error
+    assert not Path("runs").exists()
+
+
+def test_nan_advantages_skip_the_step_and_five_in_a_row_stop_the_run(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """D18: a NaN advantage sends no gradient, so that only the loss shows it. The first call is the rehearsal."""
+    scale = "(1.0 if type(self).calls < 2 else float('nan'))"
+    credit = f"return batch.replace(advantages=batch.token_rewards * {scale}), state"
+    assert run_mine(credit, "steps=9") == 2
+    out = capsys.readouterr()
+    assert "5 steps in a row" in out.err and "its update was skipped" in out.out
+    assert [row["optimizer_steps/nonfinite"] for row in metrics("runs/mine")] == [1] * 5
+    assert run_mine(credit.replace("< 2", "!= 3"), "steps=4", run="runs/once") == 0
+    assert [row["optimizer_steps/nonfinite"] for row in metrics("runs/once")] == [0, 1, 0, 0]
