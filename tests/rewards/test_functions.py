@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from hotcold.errors import InputError, NotAvailableError
+from hotcold.prompts import Prompt
 from hotcold.rewards.base import Scorable
-from hotcold.rewards.functions import load_reward
+from hotcold.rewards.functions import check_columns_of_rows, load_reward
 from hotcold.rewards.scorer import FunctionScorer
 
 MESSAGES = [{"role": "user", "content": "2 + 3 ="}]
@@ -163,3 +164,54 @@ def test_what_comes_later_is_said_to_be_not_available(spec: str) -> None:
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match=r'(?s)Did you mean "exact"\?.*last_number'):
         load_reward("exakt")
+
+
+def prompts(*columns: dict[str, Any]) -> list[Prompt]:
+    return [Prompt(10 + number, "q", one) for number, one in enumerate(columns)]
+
+
+def test_a_column_that_some_rows_lack_is_named_with_the_first_such_row() -> None:
+    reward = load_reward(of_answer)
+    check_columns_of_rows(reward, prompts({"answer": "5"}, {"answer": "6"}))
+    with pytest.raises(
+        InputError, match=r'"of_answer" needs "answer", which row 11 of eval\.jsonl lacks \(2 of 3'
+    ) as bad:
+        check_columns_of_rows(reward, prompts({"answer": "5"}, {"id": 1}, {"id": 2}), "eval.jsonl")
+    assert "none" not in str(bad.value)
+
+
+def test_a_column_that_no_row_has_is_answered_with_those_of_every_row() -> None:
+    with pytest.raises(InputError, match=r'(?s)needs "answer".*Did you mean "answers".*Columns: answers, id\.') as bad:
+        check_columns_of_rows(load_reward(of_answer), prompts({"answers": "5", "id": 1}, {"answers": "6", "id": 2}))
+    assert len(str(bad.value).splitlines()) <= 5
+
+
+@pytest.mark.parametrize(
+    ("function", "column"),
+    [
+        (lambda completion, response: 0.0, "response"),
+        (lambda prompts, completions: [0.0], "completions"),
+        (lambda completion, prompt_ids: 0.0, "prompt_ids"),
+        (lambda completion, **columns: 0.0, "truncated"),
+        (lambda completion, prompt: 0.0, "prompt"),
+    ],
+)
+def test_a_column_that_an_argument_of_ours_hides_is_refused(function: Callable[..., Any], column: str) -> None:
+    with pytest.raises(InputError, match=rf'(?s)column "{column}".*Rename the column'):
+        check_columns_of_rows(load_reward(function), prompts({column: "x"}))
+
+
+def test_a_column_of_such_a_name_that_no_argument_asks_for_is_left_alone() -> None:
+    check_columns_of_rows(load_reward(lambda completion, answer: 0.0), prompts({"response": "x", "answer": "5"}))
+
+
+def test_a_class_whose_making_exits_is_an_error() -> None:
+    class Exits:
+        def __init__(self) -> None:
+            raise SystemExit(0)
+
+        def __call__(self, completion: str) -> float:
+            return 0.0
+
+    with pytest.raises(InputError, match=r"Exits\(\) failed: SystemExit"):
+        load_reward(Exits)

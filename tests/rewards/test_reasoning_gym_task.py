@@ -3,6 +3,7 @@
 from hotcold.prompts import make_prompts, read_rows
 from hotcold.rewards.base import Scorable
 from hotcold.rewards.functions import load_reward
+from hotcold.rewards.reasoning_gym_task import score_reasoning_gym
 from hotcold.rewards.scorer import FunctionScorer
 
 
@@ -16,3 +17,11 @@ def test_rows_of_a_task_are_scored_by_the_task() -> None:
         texts = [answer, f" {answer}\n", f"<answer>0</answer> no: <answer>{answer}</answer>", "none"]
         items = [Scorable(prompt.content, text, (1,), (2,), prompt.columns, row=prompt.index) for text in texts]
         assert [one.total for one in scorer.score(items)] == [1.0, 1.0, 1.0, 0.0]
+
+
+def test_the_options_that_made_the_rows_reach_the_scorer() -> None:
+    """puzzle24 refuses numbers below min_value, which is 1 unless it is given: 6 * 4 * 1 * 1 = 24."""
+    (row,) = read_rows("reasoning_gym:puzzle24?size=1&min_value=2")
+    assert row["options"] == {"min_value": 2}
+    assert score_reasoning_gym("6 * 4 * 1 * 1", row["task"], row["entry"], row["options"]) == 0.01
+    assert score_reasoning_gym("6 * 4 * 1 * 1", row["task"], row["entry"], {}) == 1.0

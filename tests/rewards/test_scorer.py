@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -245,3 +246,48 @@ def test_weights_must_be_one_finite_number_for_each_function() -> None:
         FunctionScorer([load_reward("exact")], [1.0, 2.0])
     with pytest.raises(InputError, match="finite"):
         FunctionScorer([load_reward("exact")], [math.nan])
+
+
+class Stopped(KeyboardInterrupt):
+    """As a signal is told to the run."""
+
+
+def test_a_reward_that_exits_stops_the_run_with_a_message_and_not_as_if_it_had_ended_well() -> None:
+    def leaves(completion: str) -> float:
+        sys.exit(0)
+
+    async def leaves_later(completion: str) -> float:
+        await asyncio.sleep(0)
+        sys.exit(0)
+
+    async def leaves_from_a_task(completion: str) -> float:
+        return await asyncio.create_task(leaves_later(completion))
+
+    async def cancels(completion: str) -> float:
+        raise asyncio.CancelledError
+
+    for function in (leaves, leaves_later, leaves_from_a_task):
+        with pytest.raises(RewardError, match=rf'(?s)"{function.__name__}".*SystemExit'):
+            score(function, [item(row=3)])
+    with pytest.raises(RewardError, match="CancelledError"):
+        score(cancels, [item(row=3)])
+
+
+def test_a_signal_inside_a_reward_is_no_failure_of_the_reward() -> None:
+    def interrupted(completion: str) -> float:
+        raise Stopped
+
+    async def interrupted_later(completion: str) -> float:
+        raise Stopped
+
+    for function in (interrupted, interrupted_later):
+        with pytest.raises(Stopped):
+            score(function, [item()])
+
+
+def test_scores_that_only_their_steps_make_too_large_are_refused() -> None:
+    def huge(completion: str) -> dict[str, Any]:
+        return {"score": 3e38, "steps": [(0, 3e38)]}  # together 6e38, above float32's 3.4e38
+
+    with pytest.raises(RewardError, match=r"row 7.*smaller"):
+        score(huge, [item(row=7)])

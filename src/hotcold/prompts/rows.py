@@ -177,9 +177,11 @@ def _function_rows(path: Path, name: str | None) -> Rows:
 
 def _reasoning_gym_rows(spec: str) -> Rows:
     task, _, query = spec.partition("?")
-    options = {"size": 500, "seed": 0} | {key: _option(value) for key, value in parse_qsl(query, True)}
-    # `task` and `entry` are what reward=reasoning_gym scores with.
-    return Rows({**row, "task": task, "entry": dict(row)} for row in reasoning_gym_dataset(task, options))
+    given = {key: _option(value) for key, value in parse_qsl(query, True)}
+    rows = reasoning_gym_dataset(task, {"size": 500, "seed": 0} | given)
+    # what reward=reasoning_gym scores with
+    rules = {key: value for key, value in given.items() if key not in ("size", "seed")}
+    return Rows({**row, "task": task, "entry": dict(row), "options": rules} for row in rows)
 
 
 def _option(text: str) -> Any:

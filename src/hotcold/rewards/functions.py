@@ -1,7 +1,7 @@
 """A reward function: found by name or given, its arguments matched by name.
 
 Arguments: `prompt`, `completion`, `response` or `solution_str` (verl's word for the same text), `prompt_ids`,
-`completion_ids`, `truncated`, and every column of the prompt's row. These names win over a column of the same name.
+`completion_ids`, `truncated`, and every column of the prompt's row. A column that such a name would hide is refused.
 `**kwargs` receives all of these that are not named, the text once. A class stands for an object of it.
 With a text argument in plural (`prompts`, `completions`, `responses`) the function is called once for all responses,
 and every argument is a list; in singular once for each response. Without either it is called for each response,
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
+from hotcold.prompts.columns import Prompt
 from hotcold.prompts.user_file import describe_error, import_file, pick_function
 from hotcold.rewards.base import Scorable
 from hotcold.rewards.reasoning_gym_task import score_reasoning_gym
@@ -59,21 +60,32 @@ class RewardFunction:
         self._wants_all = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
 
     def check(self, columns: Iterable[str]) -> None:
-        """Every argument without a default must be one of ours or a column."""
+        """Every argument without a default must be one of ours or a column, and never both."""
         known = set(columns)
-        missing = [
-            p.name for p in self._named() if p.default is p.empty and p.name not in known | self._reserved.keys()
-        ]
+        self._check_hidden(known)
+        missing = [name for name in self.needed() if name not in known]
         if not missing:
             return
         names = ", ".join(f'"{name}"' for name in missing)
         hint = did_you_mean(missing[0], sorted(known | self._reserved.keys()))
         raise InputError(
-            f'reward "{self.name}" needs {names}, which is no column of every row.{hint}\n'
+            f'reward "{self.name}" needs {names}, which is no column of the data.{hint}\n'
             f"Columns: {', '.join(sorted(known)) or 'none'}.\n"
             f"Always there: {', '.join(self._reserved)}.\n"
             "Rename the argument, give it a default, or add the column to the data."
         )
+
+    def needed(self) -> list[str]:
+        """Arguments that only a column can fill."""
+        return [p.name for p in self._named() if p.default is p.empty and p.name not in self._reserved]
+
+    def _check_hidden(self, columns: Iterable[str]) -> None:
+        asked = self._reserved.keys() if self._wants_all else {p.name for p in self._named()} & self._reserved.keys()
+        for name in sorted(asked & set(columns)):
+            raise InputError(
+                f'reward "{self.name}" would never see the column "{name}" of the data: the argument of that name '
+                "is always that of the response at hand.\nRename the column."
+            )
 
     def call(self, items: Sequence[Scorable]) -> Any:
         """What the function returns: for a batch function of all items, else of the one item; maybe an awaitable."""
@@ -137,6 +149,19 @@ class RewardFunction:
         return any(LIST_OF_LISTS.search(text) for text in annotated)
 
 
+def check_columns_of_rows(function: RewardFunction, prompts: Sequence[Prompt], source: str = "the data") -> None:
+    """What the function needs must stand in every row; a row that lacks it is named. `source` is where they are."""
+    for name in function.needed():
+        lacking = [prompt for prompt in prompts if name not in prompt.columns]
+        if 0 < len(lacking) < len(prompts):
+            raise InputError(
+                f'reward "{function.name}" needs "{name}", which row {lacking[0].index} of {source} lacks '
+                f"({len(lacking)} of {len(prompts)} rows do).\n"
+                "Fill it there, leave such rows out, or give the argument a default."
+            )
+    function.check({name for prompt in prompts for name in prompt.columns})
+
+
 def load_reward(spec: str | Callable[..., Any]) -> RewardFunction:
     """`FILE.py:NAME`, `FILE.py`, the name of a built-in verifier, or a callable."""
     if isinstance(spec, RewardFunction):
@@ -181,7 +206,7 @@ def _from_file(path: Path, name: str | None) -> RewardFunction:
 def _instance(cls: type) -> Callable[..., Any]:
     try:
         made = cls()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"reward: {cls.__name__}() failed: {describe_error(error, inspect.getsourcefile(cls))}\n"
             "A class must be made without arguments; from Python, give an object."

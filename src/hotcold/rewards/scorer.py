@@ -75,7 +75,11 @@ class FunctionScorer:
                     result.close()  # it would warn that it was never awaited
             raise
         if any(inspect.isawaitable(result) for of_function in results for result in of_function):
-            return _run(self._await_all(results, items))
+            try:
+                return _run(self._await_all(results, items))
+            except SystemExit as error:  # from a task of the reward's own, which asyncio lets through
+                names = ", ".join(f'"{name}"' for name in self.names)
+                raise RewardError(f"reward {names} failed at {_rows(items)}.\n{describe_error(error, None)}") from error
         return results
 
     async def _await_all(self, results: list[list[Any]], items: Sequence[Scorable]) -> list[list[Any]]:
@@ -105,11 +109,13 @@ class FunctionScorer:
         if any(part.score is None for _, part in counted):
             return Score(None, by_name)
         total = math.fsum(weight * part.score for weight, part in counted if part.score is not None)
-        if not abs(total) <= LARGEST:
-            raise RewardError(
-                f"row {item.row}: the weighted sum of {by_name} is {total}: use smaller weights or scores."
-            )
         steps = tuple((position, weight * value) for weight, part in counted for position, value in part.steps)
+        largest = max([abs(total), abs(total + math.fsum(v for _, v in steps)), *(abs(v) for _, v in steps)])
+        if not largest <= LARGEST:
+            raise RewardError(
+                f"row {item.row}: the weighted sum of {by_name}, with its steps, reaches {largest}: "
+                "use smaller weights or scores."
+            )
         return Score(total, by_name, steps)
 
 
@@ -133,7 +139,9 @@ def _call(function: RewardFunction, name: str, chunk: Sequence[Scorable]) -> Any
     try:
         result = function.call(chunk)
         return list(result) if function.per_batch and isinstance(result, Iterator) else result
-    except Exception as error:
+    except KeyboardInterrupt:  # a signal to the run
+        raise
+    except BaseException as error:  # sys.exit(0) too: the run must not end as if it were done
         raise _failed(function, name, chunk, error) from error
 
 
@@ -141,11 +149,16 @@ async def _awaited(result: Awaitable[Any], function: RewardFunction, name: str, 
     try:
         value = await result
         return list(value) if function.per_batch and isinstance(value, Iterator) else value
-    except Exception as error:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise  # by us, because another one failed
         raise _failed(function, name, chunk, error) from error
 
 
-def _failed(function: RewardFunction, name: str, chunk: Sequence[Scorable], error: Exception) -> RewardError:
+def _failed(function: RewardFunction, name: str, chunk: Sequence[Scorable], error: BaseException) -> RewardError:
     return RewardError(f'reward "{name}" failed at {_rows(chunk)}.\n{describe_error(error, function.file)}')
 
 
