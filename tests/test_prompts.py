@@ -58,6 +58,13 @@ def test_b08_an_empty_csv_cell_never_becomes_the_text_nan_or_none(tmp_path: Path
         ("a.jsonl", '{"prompt": "x"}'.encode("utf-16"), "UTF-16"),
         ("a.jsonl", b'{"prompt": "x"}\n{"prompt": "\0"}\n', "line 2.*NUL"),
         ("a.jsonl", b'{"prompt": "x"}\n{"prompt": "\xe9"}\n', "line 2.*UTF-8"),
+        (
+            "a.jsonl",
+            b'{"prompt": "x"}\n{"prompt": "x", "answer": "1", "answer": "2"}\n',
+            'line 2.*"answer" stands twice',
+        ),
+        ("a.jsonl", b'{"prompt": "x", "level": {"a": 1, "a": 2}}\n', 'line 1.*"a" stands twice'),
+        ("a.json", b'[{"prompt": "7+5", "prompt": "x"}]', '"prompt" stands twice.*7\\+5'),
         ("a.json", b'{"prompt": "x"}', "list of objects"),
         ("a.json", b'[{"prompt": "x"}, null]', "row 1.*null"),
         ("a.json", b"[]", "no rows"),
@@ -87,11 +94,14 @@ def test_a_file_that_is_not_there_is_answered_with_the_one_beside_it(tmp_path: P
 
 def test_a_python_function_gives_rows_and_its_failure_names_the_users_line(tmp_path: Path) -> None:
     source = 'def rows():\n    return [{"prompt": "hi"}]\n\n\ndef broken():\n    return 1 / 0\n'
+    source += "\n\ndef leaves():\n    raise SystemExit(0)\n"
     file = written(tmp_path, "mine.py", source)
     assert read_rows(f"{file}:rows") == [{"prompt": "hi"}]
     with pytest.raises(InputError, match=r"mine\.py.*6") as refused:  # `return 1 / 0` is line 6
         read_rows(f"{file}:broken")
     assert "ZeroDivisionError" in str(refused.value)
+    with pytest.raises(InputError, match="leaves failed: SystemExit"):
+        read_rows(f"{file}:leaves")
     with pytest.raises(InputError, match='"rows"'):
         read_rows(f"{file}:row")
 
@@ -142,6 +152,8 @@ def test_a_named_column_goes_before_habit_and_a_misspelt_one_is_answered() -> No
         {},
         {"prompt": None},
         {"prompt": ""},
+        {"prompt": " \n\t"},
+        {"prompt": [{"role": "system", "content": ""}, {"role": "user", "content": " "}]},
         {"prompt": []},
         {"prompt": 7},
         {"prompt": float("nan")},

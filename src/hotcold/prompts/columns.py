@@ -62,6 +62,7 @@ def _prompt(index: int, row: dict[str, Any], column: str, where: str) -> Prompt:
     content, reference = row[column], None
     if isinstance(content, str) and column != "messages":
         _check_text(content, place)
+        _check_not_blank(content, place)
     elif isinstance(content, (list, tuple)):
         content, reference = _messages(content, place)
     else:
@@ -76,12 +77,16 @@ def _prompt(index: int, row: dict[str, Any], column: str, where: str) -> Prompt:
 
 
 def _check_text(text: str, place: str) -> None:
-    if text == "":
-        raise InputError(f"{place}: empty text. Fill it or remove the row.")
     try:
         text.encode()
     except UnicodeEncodeError:
         raise InputError(f"{place}: half of a surrogate pair, which no tokenizer reads. Remove it.") from None
+
+
+def _check_not_blank(text: str, place: str) -> None:
+    if not text.strip():
+        what = "only blanks" if text else "empty text"
+        raise InputError(f"{place}: {what}. Fill it or remove the row.")
 
 
 def _messages(content: Sequence[Any], place: str) -> tuple[list[dict[str, Any]], Any]:
@@ -99,8 +104,9 @@ def _message(message: Any, place: str) -> dict[str, Any]:
         raise InputError(f"{place}: {shown(message)}; {{'role': 'user', 'content': '...'}} is needed.")
     content = message.get("content")
     if isinstance(content, str):
-        if content:
-            _check_text(content, place)
+        _check_text(content, place)
+        if message["role"] == "user":  # others may be silent
+            _check_not_blank(content, place)
     elif not (isinstance(content, list) and content) and not message.get("tool_calls"):
         raise InputError(f"{place}: its content is {shown(content)}; text is needed.")
     return {key: value for key, value in message.items() if value is not None}  # Parquet adds null fields

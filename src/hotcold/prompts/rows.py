@@ -106,12 +106,22 @@ def _json_rows(path: Path) -> Rows:
 
 def _parsed(text: str, where: str, needed: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
         line = f", line {error.lineno}" if "\n" in text.strip() else ""
         raise InputError(f"{where}{line}: not valid JSON ({error.msg}, column {error.colno}): {needed}.") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: JSON that cannot be read ({error}).") from None
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs. Of a key that stands twice json would keep the last value without a word."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f'the key "{key}" stands twice in one object, with {shown(found[key])} and {shown(value)}')
+        found[key] = value
+    return found
 
 
 def _csv_rows(path: Path) -> Rows:
@@ -171,7 +181,7 @@ def _function_rows(path: Path, name: str | None) -> Rows:
         return as_rows(function())
     except InputError as error:
         raise InputError(f"{path}:{function.__name__}: {error}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{path}:{function.__name__} failed: {describe_error(error, str(path))}") from error
 
 
