@@ -163,7 +163,7 @@ def expected_gradient(
 def step_through_the_command_line(tmp_path: Path, folder: Path, words: list[str]) -> dict[str, Tensor]:
     rows = write_rows(tmp_path / "rows.parquet")
     run = tmp_path / "run"
-    arguments = [f"model={folder}", f"sampler=replay:{rows}", "optimizer=sgd", f"learning_rate={RATE}", "steps=1"]
+    arguments = [f"model={folder}", f"sampler=replay:{rows}", "optimizer=sgd", f"learning_rate={RATE}"]
     with pytest.raises(SystemExit) as stop, pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["hotcold", "train", *words, *arguments, f"run={run}"])
         main()
@@ -194,3 +194,25 @@ def test_a_replayed_step_is_the_plain_gradient_with_learned_positions(tmp_path: 
     folder = make_model(tmp_path / "model", "gpt2")
     got = step_through_the_command_line(tmp_path, folder, ["rloo"])
     assert relative_distance(got, expected_gradient(folder, LOO, sum_per_response)) <= 1e-5
+
+
+def test_replay_says_what_has_no_effect_and_what_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, rows = make_model(tmp_path / "model", "llama"), write_rows(tmp_path / "rows.parquet")
+
+    def run(*words: str) -> int:
+        base = ["hotcold", "train", *words, f"model={folder}", f"sampler=replay:{rows}", f"run={tmp_path / words[-1]}"]
+        with pytest.raises(SystemExit) as stop, pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.argv", base)
+            main()
+        return int(stop.value.code or 0)
+
+    assert run("rloo", "prompts_per_step=2", "stop=x") == 0
+    assert "prompts_per_step, stop: without effect, since the rows are replayed" in capsys.readouterr().out
+    assert run("rloo", "steps=3") == 2
+    assert "has 1 steps: use steps=1" in capsys.readouterr().err
+    assert run("reinforce", "baseline=greedy") == 2
+    assert "no row has a greedy_reward" in capsys.readouterr().err
+    assert run("expert_iteration", "threshold=9") == 0
+    assert "keeps none of the 7 rows" in capsys.readouterr().out

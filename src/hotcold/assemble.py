@@ -61,6 +61,8 @@ def assemble(config: Config) -> Assembled:
     device = pick_device(config.device)
     scorer = make_scorer(config.reward, config.reward_weights)
     replay = ReplayRollouts(config.replay_file) if config.replay_file else None
+    if replay is not None and config.reasons.get("steps", "default").startswith("default"):
+        config = decided(config, {"steps": (len(replay.steps), "as many as the file has")})
     prompts = None if config.data.path is None else load_prompts(config.data)
     apart = (
         None if config.eval.data is None else load_prompts(config.data.model_copy(update={"path": config.eval.data}))
@@ -78,8 +80,7 @@ def assemble(config: Config) -> Assembled:
     options = sampling_options(config, TRAIN_STREAM)
     source: RolloutSource
     if replay is not None:
-        check_replay(replay, model, config, algorithm)
-        notes += without_effect(config)
+        notes += [*check_replay(replay, model, config, algorithm), *without_effect(config)]
         source, data_fingerprint = ReplayedRollouts(replay.rollouts), config.sampler
     else:
         assert encoded is not None and scorer is not None
@@ -254,36 +255,42 @@ def without_effect(config: Config) -> list[str]:
     return [f"{', '.join(given)}: without effect, since the rows are replayed"] if given else []
 
 
-def check_replay(replay: ReplayRollouts, model: LoadedModel, config: Config, algorithm: Algorithm) -> None:
-    """Recorded rows must fit the model and the algorithm; more steps than there are is an error at the start."""
+def check_replay(replay: ReplayRollouts, model: LoadedModel, config: Config, algorithm: Algorithm) -> list[str]:
+    """Recorded rows must fit the model and the algorithm; more steps than there are is an error at the start.
+
+    Returns notes on steps that can train nothing: a step is then skipped and counted, as in every run.
+    """
     if config.steps > len(replay.steps):
         raise InputError(
             f"steps={config.steps}, but {config.replay_file} has {len(replay.steps)} steps: "
             f"use steps={len(replay.steps)}."
         )
     vocabulary = model.module.get_input_embeddings().num_embeddings
+    notes = []
     for number in range(1, config.steps + 1):
-        _check_step(f"{config.replay_file}, step {number}", replay.rollouts(number), algorithm)
+        notes += _check_step(f"{config.replay_file}, step {number}", replay.rollouts(number), algorithm)
         for row, rollout in enumerate(replay.rollouts(number)):
             _check_row(f"{config.replay_file}, step {number}, row {row}", rollout, vocabulary, model.context_length)
+    return notes
 
 
-def _check_step(where: str, rollouts: list[Rollout], algorithm: Algorithm) -> None:
+def _check_step(where: str, rollouts: list[Rollout], algorithm: Algorithm) -> list[str]:
     name = type(algorithm).__name__
     if "greedy_rewards" in algorithm.reads and all(r.greedy_reward is None for r in rollouts):
         raise InputError(f"{where}: {name} compares with the greedy response, and no row has a greedy_reward.")
     batch = collate(rollouts)
     num_kept = int(kept(batch, algorithm).sum())
-    if not num_kept:
-        raise InputError(
-            f"{where}: {name} keeps none of the {len(rollouts)} rows. Do the rows of a prompt share a group, and do "
-            "they have scores?"
-        )
     for objective in algorithm.objectives:
-        if num_kept % objective.minibatches:
+        if 0 < num_kept < objective.minibatches:
             raise InputError(
-                f"{where}: minibatches={objective.minibatches} does not divide the {num_kept} rows that are kept."
+                f"{where}: {num_kept} rows to train on are fewer than minibatches={objective.minibatches}."
             )
+    if num_kept:
+        return []
+    return [
+        f"{where}: {name} keeps none of the {len(rollouts)} rows, so nothing is learnt in it. Do the rows of a prompt "
+        "share a group, and do they have scores?"
+    ]
 
 
 def _check_row(where: str, rollout: Rollout, vocabulary: int, context_length: int | None) -> None:
