@@ -43,7 +43,8 @@ def test_every_field_comes_back_as_it_was(tmp_path: Path) -> None:
     assert read_rollouts(tmp_path / "r.parquet") == {10: [FULL, BARE]}
 
 
-NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+NUMBERS = st.floats(-1e38, 1e38)  # finite as float32
+LOGPS = st.floats(max_value=0.0, allow_nan=False, allow_infinity=False)
 IDS = st.lists(st.integers(0, 2**31), max_size=4)
 COUNTS = st.integers(0, 2**40)
 
@@ -61,7 +62,7 @@ def any_rollout(draw: st.DrawFn, episode: int) -> Rollout:
         response_mask=draw(st.none() | st.lists(st.booleans(), **length).map(tuple)),
         reward=draw(st.none() | NUMBERS),
         steps=tuple(draw(steps)),
-        logp_sampler=draw(st.none() | st.lists(NUMBERS, **length).map(tuple)),
+        logp_sampler=draw(st.none() | st.lists(LOGPS, **length).map(tuple)),
         truncated=draw(st.booleans()),
         version=draw(COUNTS),
         greedy_reward=draw(st.none() | NUMBERS),
@@ -143,6 +144,17 @@ def test_intermediate_rewards_may_be_pairs(tmp_path: Path) -> None:
         ({"steps": [None, None, [{"position": 0, "value": None}]]}, r"row 2: steps has {'position': 0, 'value': None}"),
         ({"logp_sampler": [[-1.0, float("nan")], [-1.0], [-1.0]]}, r"row 0: logp_sampler .* not finite"),
         ({"logp_sampler": [[-1.0, None], [-1.0], [-1.0]]}, r"row 0: logp_sampler has a null entry"),
+        ({"logp_sampler": [[-1.0, -1.0], [0.25], [-1.0]]}, r"row 1: logp_sampler has 0.25; .* never above 0"),
+        ({"reward": [1.0, 0.0, 1e300]}, r"row 2: reward is 1e\+300.*float32"),
+        ({"greedy_reward": [None, -1e39, None]}, r"row 1: greedy_reward is -1e\+39.*float32"),
+        ({"steps": [[[0.0, 1e39]], None, None]}, r"row 0: steps has position 0.0, value 1e\+39"),
+        ({"reward": [3e38, 0.0, 1.0], "steps": [[[0.0, 3e38]], None, None]}, r"row 0: .* 6e\+38"),
+        ({"reward": [1.0, None, None]}, r"step 9 has no row with both a score and a token to train"),
+        ({"response_mask": [[True, True], [True], [False]]}, r"step 9 has no row with both"),
+        (
+            {"response_mask": [[False, False], [True], [True]]},
+            r"step 4 has no row with both",
+        ),  # one scored, one trained
         ({"greedy_reward": [None, float("inf"), None]}, r"row 1: greedy_reward is inf"),
         ({"parts": ["{}", "[1]", "{}"]}, r"row 1: parts is no JSON object"),
         ({"parts": ["{}", "{", "{}"]}, r"row 1: parts is no JSON object"),
@@ -182,6 +194,11 @@ def test_a_missing_column_an_empty_file_and_no_parquet_are_errors(tmp_path: Path
         ReplayRollouts(str(tmp_path / "text.parquet"))
     with pytest.raises(InputError, match="no such file"):
         ReplayRollouts(str(tmp_path / "none.parquet"))
+
+
+def test_a_log_probability_may_be_a_rounding_error_above_0(tmp_path: Path) -> None:
+    columns = rows(logp_sampler=[[1e-6, -1.0], [0.0], [-1.0]])
+    assert ReplayRollouts(write(tmp_path / "r.parquet", columns)).rollouts(1)[0].logp_sampler == (1e-6, -1.0)
 
 
 def test_the_name_of_a_folder_is_no_column(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+LARGEST = 3.4028234663852886e38  # float32's: scores are trained on as float32
+
 
 @dataclass(frozen=True)
 class Scorable:

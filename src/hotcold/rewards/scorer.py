@@ -16,11 +16,10 @@ from typing import Any
 
 from hotcold.errors import InputError, RewardError
 from hotcold.prompts.user_file import describe_error
-from hotcold.rewards.base import Scorable, Score
+from hotcold.rewards.base import LARGEST, Scorable, Score
 from hotcold.rewards.functions import RewardFunction
 
 MAX_CONCURRENT = 64  # awaitables at a time
-LARGEST = 3.4028234663852886e38  # float32's: scores are trained on as float32
 SHAPE = 'Return a number, True, False, None (no score), or {"score": number, "steps": [(position, value), ...]}.'
 
 

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from hotcold.batch import Rollout
 from hotcold.errors import InputError, did_you_mean
+from hotcold.rewards.base import LARGEST
 
 INTS, FLOATS = pa.list_(pa.int64()), pa.list_(pa.float64())
 STEPS = pa.list_(pa.struct([("position", pa.int64()), ("value", pa.float64())]))
@@ -49,6 +50,7 @@ SCHEMA = pa.schema(
     ]
 )
 EFFECTIVE = ("response_mask", "steps", "logp_sampler", "truncated", "version", "unit", "greedy_reward")
+ROUNDING = 1e-4  # an engine's log-probability of a certain token may come out this far above 0
 NEEDED = ("step", "group", "episode", "prompt_ids", "response_ids", "reward")
 
 
@@ -165,14 +167,22 @@ def _rollout(row: dict[str, Any], where: str) -> Rollout:
     logp = _per_token(row, "logp_sampler", len(response), where)
     if logp is not None and not all(map(math.isfinite, logp)):
         raise InputError(f"{where}: logp_sampler has an entry that is not finite.")
+    if logp and max(logp) > ROUNDING:
+        raise InputError(
+            f"{where}: logp_sampler has {max(logp)}; the logarithm of a probability is never above 0.\n"
+            "It is in nats and not negated."
+        )
+    reward, steps = _score(row, "reward", where), _steps(row, len(response), where)
+    if not abs(whole := math.fsum([reward or 0.0, *(value for _, value in steps)])) <= LARGEST:
+        raise InputError(f"{where}: reward and steps together are {whole}, too large for float32. Scale the scores.")
     return Rollout(
         prompt_ids=prompt,
         response_ids=response,
         group=_whole(row, "group", where),
         episode=_whole(row, "episode", where),
         response_mask=_per_token(row, "response_mask", len(response), where),
-        reward=_score(row, "reward", where),
-        steps=_steps(row, len(response), where),
+        reward=reward,
+        steps=steps,
         logp_sampler=logp,
         truncated=bool(row.get("truncated") or False),
         version=row.get("version") or 0,
@@ -191,6 +201,8 @@ def _score(row: dict[str, Any], name: str, where: str) -> float | None:
     score = row.get(name)
     if score is not None and not math.isfinite(score):
         raise InputError(f"{where}: {name} is {score}. A response without a score has null.")
+    if score is not None and abs(score) > LARGEST:
+        raise InputError(f"{where}: {name} is {score}, too large for float32. Scale the scores.")
     return score
 
 
@@ -209,7 +221,7 @@ def _position_and_value(entry: Any, length: int, where: str) -> tuple[int, float
     if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(n, (int, float)) for n in pair)):
         raise InputError(f"{where}: steps has {entry!r}; a position and a value are needed.")
     position, value = pair
-    if not (math.isfinite(value) and position in range(length)):
+    if not (abs(value) <= LARGEST and position in range(length)):
         raise InputError(
             f"{where}: steps has position {position}, value {value}; the response has {length} tokens, from 0."
         )
