@@ -9,6 +9,7 @@ import pytest
 import torch
 from gguf import GGUFWriter
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
@@ -242,6 +243,19 @@ def lost_layer(folder: Path) -> None:
     edit(folder / "config.json", lambda c: c.update(num_hidden_layers=2))
 
 
+def one_layer_less(folder: Path) -> None:
+    llama(num_hidden_layers=2).save_pretrained(folder)
+    edit(folder / "config.json", lambda c: c.update(num_hidden_layers=1, layer_types=None))
+
+
+def configured(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: edit(folder / "config.json", lambda c: c.update(changes))
+
+
+def generating(text: str) -> Callable[[Path], Any]:
+    return lambda folder: (folder / "generation_config.json").write_text(text)
+
+
 def other_width(folder: Path) -> None:
     edit(folder / "config.json", lambda c: c.update(intermediate_size=32))
 
@@ -264,7 +278,16 @@ def shard_lost(folder: Path) -> None:
         (adapter, "adapter only"),
         (classifier, "no causal language model"),
         (lost_layer, "would start at random"),
-        (other_width, "could not be loaded"),
+        (one_layer_less, r"9 tensors .* has no place for.*model\.layers\.1\."),  # 4 of attention, 3 of the MLP, 2 norms
+        # up, gate and down of the MLP
+        (other_width, r"3 tensors .*mlp\.down_proj\.weight is \[16, 24\].* \[16, 32\] is needed"),
+        (configured(hidden_act="nosuch"), "model .* could not be loaded: KeyError.*nosuch"),
+        (configured(num_attention_heads=0), r"config\.json"),
+        (configured(vocab_size="many"), r"config\.json"),
+        (generating('{"eos_token_id": [1'), r"generation_config\.json is not valid JSON"),
+        (generating("[1]"), r"generation_config\.json is no JSON object"),
+        (generating('{"eos_token_id": "</s>"}'), r"generation_config\.json.* eos_token_id"),
+        (generating('{"eos_token_id": [1, null]}'), r"generation_config\.json.* eos_token_id"),
         (shard_lost, "lacks model-00002-of-00002.safetensors"),
         (without("tokenizer.json"), "no tokenizer"),
         (lambda f: edit(f / "config.json", lambda c: c.update(model_type="bert_xyz")), "no causal language model"),
@@ -272,16 +295,34 @@ def shard_lost(folder: Path) -> None:
         (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do(
-    tmp_path: Path, spoil: Callable[[Path], Any], said: str
+def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do_and_nothing_else_is_printed(
+    tmp_path: Path, spoil: Callable[[Path], Any], said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = saved(tmp_path / "m")
     spoil(folder)
+    capfd.readouterr()
     with pytest.raises(InputError, match=f"(?s){said}") as caught:
         load_model(str(folder))
     lines = str(caught.value).splitlines()
     assert len(lines) <= 5 and str(folder) in lines[0]
+    assert capfd.readouterr() == ("", "")
     assert not Path("/tmp/pickle-was-read").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",  # Llama as it was saved by transformers before 4.32
+        "transformer.h.0.attn.masked_bias",  # GPT-2 as it was saved before 4.28
+        "lm_head.weight",  # a copy of the tied embedding
+    ],
+)
+def test_stored_buffers_and_copies_that_the_model_does_not_need_do_no_harm(tmp_path: Path, name: str) -> None:
+    folder = saved(tmp_path / "m", llama(tie_word_embeddings=True))
+    stored = load_file(folder / "model.safetensors")
+    extra = stored["model.embed_tokens.weight"] if name == "lm_head.weight" else torch.ones(4)
+    save_file(stored | {name: extra.clone()}, folder / "model.safetensors", {"format": "pt"})
+    assert torch.equal(logits(load_model(str(folder)).module), logits(llama(tie_word_embeddings=True)))
 
 
 def test_an_embedding_smaller_than_the_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def check_folder(folder: Path) -> None:
             "Merge it into its base model (peft: merge_and_unload, then save_pretrained) and give that folder."
         )
     _check_config(folder)
+    _check_generation_config(folder)
     _check_weights(folder)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(
@@ -65,7 +66,9 @@ def _json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError(f"{path} is not valid JSON ({error}). Fetch or save the model again.") from error
-    return content if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is no JSON object. Fetch or save the model again.")
+    return content
 
 
 def _check_config(folder: Path) -> None:
@@ -89,6 +92,15 @@ def _check_config(folder: Path) -> None:
             f"{folder} is no causal language model that transformers knows: model_type {kind!r}, "
             f"architectures {named}.\nGive a model that AutoModelForCausalLM loads."
         )
+
+
+def _check_generation_config(folder: Path) -> None:
+    """transformers goes on without a file that it cannot read; the EOS ids in it would be lost."""
+    path = folder / "generation_config.json"
+    value = _json(path).get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(i) is int and i >= 0 for i in ids):
+        raise InputError(f"{path}: eos_token_id is {value!r}; a token id or a list of them is needed. Correct it.")
 
 
 def _names(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:

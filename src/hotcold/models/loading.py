@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from hotcold.models.hf import context_length
 
 SMOLLM2 = "smollm2"
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]  # never a pickle, never code
+# Masks and rotary tables that old checkpoints hold and the model computes itself.
+COMPUTED = re.compile(r"(inv_freq|cos_cached|sin_cached|causal_mask|position_ids|(attn|attention)\.(masked_)?bias)$")
 UNUSED_DROPOUT = ("classifier", "summary")  # heads that a language model does not have
 
 
@@ -44,8 +47,8 @@ def load_model(spec: str, device: str = "cpu", cache_dir: str | Path | None = No
     with _quiet():
         folder = resolve_folder(spec, Path(cache_dir) if cache_dir is not None else None)
         check_folder(folder)
+        config = _load_config(folder)  # before the tokenizer, which reads it too
         tokenizer = _load_tokenizer(folder)
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         notes = _without_dropout(config)
         module = _load_module(folder, config)
     notes += _without_dropout_modules(module)
@@ -91,12 +94,28 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
+def _first_line(error: Exception) -> str:
+    """'KeyError: what' in one line: libraries answer with reports."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+
+
+def _load_config(folder: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        raise InputError(
+            f"{folder / 'config.json'} is no config that transformers accepts ({_first_line(error)}).\n"
+            "Correct it, or fetch or save the model again."
+        ) from error
+
+
 def _load_tokenizer(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:
         raise InputError(
-            f"The tokenizer in {folder} could not be loaded ({type(error).__name__}: {str(error).splitlines()[0]}).\n"
+            f"The tokenizer in {folder} could not be loaded ({_first_line(error)}).\n"
             "Save it again with tokenizer.save_pretrained(folder)."
         ) from error
 
@@ -111,20 +130,40 @@ def _load_module(folder: Path, config: Any) -> Any:
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the report, and refused below
         )
-    except (RuntimeError, ValueError, OSError) as error:
+    except Exception as error:
         raise InputError(
-            f"The model in {folder} could not be loaded: {str(error).strip().splitlines()[0][:300]}\n"
+            f"The model in {folder} could not be loaded: {_first_line(error)}\n"
             "Its config.json and its weights may not belong together. Fetch or save the model again."
         ) from error
     module, report = loaded
+    _check_report(folder, module, report)
+    return module.float()
+
+
+def _check_report(folder: Path, module: nn.Module, report: dict[str, Any]) -> None:
+    """Every tensor of the model was in the files, in its shape, and nothing else was."""
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, stored, needed = mismatched[0]
+        raise InputError(
+            f"{folder}: {len(mismatched)} tensors have other shapes than config.json says: {name} is {list(stored)}, "
+            f"{list(needed)} is needed.\nThe two do not belong together. Fetch or save the model again."
+        )
     missing = sorted(report["missing_keys"])
     if missing:
         raise InputError(
             f"{folder} lacks {len(missing)} of the model's tensors, which would start at random: "
             f"{', '.join(missing[:3])} ...\nThe folder holds another kind of model, or was saved incompletely."
         )
-    return module.float()
+    buffers = {name for name, _ in module.named_buffers()}
+    extra = sorted(n for n in report["unexpected_keys"] if n not in buffers and not COMPUTED.search(n))
+    if extra:
+        raise InputError(
+            f"{folder} holds {len(extra)} tensors that the model of its config.json has no place for: "
+            f"{', '.join(extra[:3])} ...\nA model without them is another one. Correct config.json (the number of "
+            "layers?), or fetch or save the model again."
+        )
 
 
 def _without_dropout(config: Any) -> list[str]:
@@ -216,11 +255,13 @@ def _saveable(generation: Any, eos_ids: Sequence[int]) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars; errors come as ours."""
-    shown = logging.is_progress_bar_enabled()
+    """Without transformers' progress bars, warnings and reports; errors come as ours."""
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
