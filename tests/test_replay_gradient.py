@@ -215,4 +215,4 @@ def test_replay_says_what_has_no_effect_and_what_does_not_fit(
     assert run("reinforce", "baseline=greedy") == 2
     assert "no row has a greedy_reward" in capsys.readouterr().err
     assert run("expert_iteration", "threshold=9") == 0
-    assert "keeps none of the 7 rows" in capsys.readouterr().out
+    assert "can train on none of the 7 rows" in capsys.readouterr().out

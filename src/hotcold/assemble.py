@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from hotcold.config.schema import Config, DataSettings, Settings, decided
 from hotcold.equations import sum_per_response
 from hotcold.errors import InputError
 from hotcold.models.loading import LoadedModel, load_model
-from hotcold.prompts import Prompt, PromptOrder, fingerprint, hold_out, make_prompts, read_rows
-from hotcold.rewards.functions import load_reward
+from hotcold.prompts import Prompt, PromptOrder, distinct, fingerprint, hold_out, make_prompts, read_rows
+from hotcold.rewards.functions import check_columns_of_rows, load_reward
 from hotcold.rewards.scorer import FunctionScorer
 from hotcold.sampling.base import SamplingOptions
 from hotcold.sampling.replay import ReplayRollouts
@@ -67,7 +68,8 @@ def assemble(config: Config) -> Assembled:
     apart = (
         None if config.eval.data is None else load_prompts(config.data.model_copy(update={"path": config.eval.data}))
     )
-    check_columns(scorer, [*(prompts or []), *(apart or [])])
+    check_columns(scorer, prompts, config.data.path)
+    check_columns(scorer, apart, config.eval.data)
     model = load_model(config.model, device)
     notes = list(model.notes)
     algorithm, config = decide(config, model, device)
@@ -167,15 +169,11 @@ def make_scorer(rewards: Sequence[Any], weights: Sequence[float] | None) -> Func
     return FunctionScorer([load_reward(reward) for reward in rewards], list(weights or [1.0] * len(rewards)))
 
 
-def check_columns(scorer: FunctionScorer | None, prompts: Sequence[Prompt]) -> None:
+def check_columns(scorer: FunctionScorer | None, prompts: Sequence[Prompt] | None, source: Any) -> None:
     """Every reward's arguments must exist as columns of every row, known before anything is sampled."""
-    if scorer is None or not prompts:
-        return
-    columns = set(prompts[0].columns)
-    for prompt in prompts:
-        columns &= set(prompt.columns)
-    for function in scorer.functions:
-        function.check(columns)
+    name = source if isinstance(source, str) else "the data"
+    for function in scorer.functions if scorer and prompts else ():
+        check_columns_of_rows(function, prompts or (), name)
 
 
 def load_prompts(data: DataSettings) -> list[Prompt]:
@@ -192,8 +190,9 @@ def split(
 ) -> tuple[list[Prompt] | None, list[Prompt]]:
     """Prompts to train on and prompts held out."""
     if prompts is None:
-        return None, (apart or [])[: config.eval.prompts]
+        return None, distinct(apart or [])[: config.eval.prompts]
     if apart is not None:
+        apart = distinct(apart)
         seen = {as_key(prompt) for prompt in apart}
         train = [prompt for prompt in prompts if as_key(prompt) not in seen]
         if len(train) < len(prompts):
@@ -243,7 +242,9 @@ def sampling_options(settings: Any, stream: int) -> SamplingOptions:
 def make_evaluator(
     encoded: EncodedPrompts, sampler: TransformersSampler, scorer: FunctionScorer, options: SamplingOptions, n: int
 ) -> Evaluator:
-    return Evaluator(encoded.prompts, encoded.ids, sampler, scorer, options, num_samples=n)
+    """A response counts as correct in pass@k if it earns all that the rewards can give at 1 each."""
+    correct = math.fsum(scorer.weights)
+    return Evaluator(encoded.prompts, encoded.ids, sampler, scorer, options, num_samples=n, correct=correct)
 
 
 SAMPLED_ONLY = ("prompts_per_step", "group_size", "stop", "data.path", "data.prompt", "data.split", "data.too_long")
@@ -279,7 +280,7 @@ def _check_step(where: str, rollouts: list[Rollout], algorithm: Algorithm) -> li
     if "greedy_rewards" in algorithm.reads and all(r.greedy_reward is None for r in rollouts):
         raise InputError(f"{where}: {name} compares with the greedy response, and no row has a greedy_reward.")
     batch = collate(rollouts)
-    num_kept = int(kept(batch, algorithm).sum())
+    num_kept = int((kept(batch, algorithm) & batch.response_mask.any(1)).sum())
     for objective in algorithm.objectives:
         if 0 < num_kept < objective.minibatches:
             raise InputError(
@@ -288,8 +289,8 @@ def _check_step(where: str, rollouts: list[Rollout], algorithm: Algorithm) -> li
     if num_kept:
         return []
     return [
-        f"{where}: {name} keeps none of the {len(rollouts)} rows, so nothing is learnt in it. Do the rows of a prompt "
-        "share a group, and do they have scores?"
+        f"{where}: {name} can train on none of the {len(rollouts)} rows, so nothing is learnt in it. Do the rows "
+        "of a prompt share a group, do they have scores, and tokens that were chosen?"
     ]
 
 

@@ -20,6 +20,7 @@ from hotcold.assemble import (
     check_columns,
     encode,
     load_prompts,
+    make_evaluator,
     make_scorer,
     pick_device,
     sampling_options,
@@ -37,7 +38,7 @@ from hotcold.sampling.transformers_engine import TransformersSampler
 from hotcold.session import Session, algorithm_name, arithmetic
 from hotcold.training.collect import as_text
 from hotcold.training.console import Console, duration
-from hotcold.training.evaluate import Evaluation, Evaluator
+from hotcold.training.evaluate import Evaluation, Evaluator, interval_text
 from hotcold.training.loop import Progress
 
 Echo = Callable[[str], None] | None
@@ -167,13 +168,13 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     device = pick_device(config.device)
     scorer = make_scorer(config.reward, config.reward_weights)
     prompts = load_prompts(config.data)[: config.prompts]
-    check_columns(scorer, prompts)
+    check_columns(scorer, prompts, config.data.path)
     model, config = _load_for(config, device)
     notes: list[str] = []
     encoded = encode(prompts, model, config, notes)
     assert scorer is not None
     options = sampling_options(config, EVAL_STREAM)
-    evaluator = Evaluator(encoded.prompts, encoded.ids, _sampler(model), scorer, options, config.samples)
+    evaluator = make_evaluator(encoded, _sampler(model), scorer, options, config.samples)
     console = Console(_to_stderr)
     for note in notes:
         console.warn(note)
@@ -228,9 +229,5 @@ def _say_result(
     if progress.step >= first:
         console.say(f"steps {first} to {progress.step} in {duration(took)}")
     if evaluation is not None and progress.before.get("eval/greedy") is not None:
-        b = progress.before
-        console.say(
-            f"held-out greedy: {b['eval/greedy']:.3f} (95 % interval {b['eval/greedy_low']:.3f} to "
-            f"{b['eval/greedy_high']:.3f}) before, {evaluation.greedy} after"
-        )
+        console.say(f"held-out greedy: {interval_text(progress.before)} before, {evaluation.greedy} after")
     console.say(f"model: {model_dir}  (transformers and vLLM load this folder)")

@@ -17,7 +17,7 @@ from hotcold.models.loading import export_model, load_model
 from hotcold.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from hotcold.runs import RunFolder
 from hotcold.training.console import Console
-from hotcold.training.evaluate import Evaluation
+from hotcold.training.evaluate import Evaluation, interval_text
 from hotcold.training.loop import Loop, LoopSettings, Progress
 from hotcold.training.update import UpdateSettings
 
@@ -163,11 +163,11 @@ def card(ready: Assembled, progress: Progress, evaluation: Evaluation | None) ->
     config = ready.config
     after = evaluation.summary() if evaluation else {}
     results = [
-        f"| {when} | {s['eval/greedy']:.3f} | {s['eval/greedy_low']:.3f} to {s['eval/greedy_high']:.3f} |"
+        f"| {when} | {interval_text(s)} |"
         for when, s in (("before", progress.before), ("after", after))
         if s.get("eval/greedy") is not None
     ]
-    table = ["", "| held-out greedy score | mean | 95 % interval |", "|---|---|---|", *results] if results else []
+    table = ["", "| | held-out greedy score |", "|---|---|", *results] if results else []
     return "\n".join(
         [
             f"# {Path(config.model).name} trained with {algorithm_name(config)}",

@@ -149,12 +149,6 @@ def test_intermediate_rewards_may_be_pairs(tmp_path: Path) -> None:
         ({"greedy_reward": [None, -1e39, None]}, r"row 1: greedy_reward is -1e\+39.*float32"),
         ({"steps": [[[0.0, 1e39]], None, None]}, r"row 0: steps has position 0.0, value 1e\+39"),
         ({"reward": [3e38, 0.0, 1.0], "steps": [[[0.0, 3e38]], None, None]}, r"row 0: .* 6e\+38"),
-        ({"reward": [1.0, None, None]}, r"step 9 has no row with both a score and a token to train"),
-        ({"response_mask": [[True, True], [True], [False]]}, r"step 9 has no row with both"),
-        (
-            {"response_mask": [[False, False], [True], [True]]},
-            r"step 4 has no row with both",
-        ),  # one scored, one trained
         ({"greedy_reward": [None, float("inf"), None]}, r"row 1: greedy_reward is inf"),
         ({"parts": ["{}", "[1]", "{}"]}, r"row 1: parts is no JSON object"),
         ({"parts": ["{}", "{", "{}"]}, r"row 1: parts is no JSON object"),

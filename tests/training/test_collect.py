@@ -126,14 +126,14 @@ def test_the_score_knows_the_columns_of_its_own_row() -> None:
 
 
 def test_greedy_responses_are_scored_and_belong_to_their_prompt() -> None:
-    """The greedy response to prompt i scores 100 + i."""
+    """The greedy response to prompt i scores 100 + i, and 0.5 on the way."""
 
     def score(item: Scorable) -> float:
         return item.prompt_ids[0] + 100.0 * item.completion.startswith("greedy")
 
     of = source(3, 3, score)
     out = collect(of, REINFORCE(group_size=2, baseline=greedy_baseline))
-    assert all(r.greedy_reward == 100 + r.prompt_ids[0] and r.reward == r.prompt_ids[0] for r in out.rollouts)
+    assert all(r.greedy_reward == 100.5 + r.prompt_ids[0] and r.reward == r.prompt_ids[0] for r in out.rollouts)
     assert [options.greedy for _, options in of.sampler.calls] == [False, True]  # type: ignore[attr-defined]
     assert len(of.sampler.calls[1][0]) == 3  # type: ignore[attr-defined]
     plain = source(3, 3, score)

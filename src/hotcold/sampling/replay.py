@@ -14,19 +14,9 @@ class ReplayRollouts:
         self.path = path
         self._by_step = read_rollouts(path)
         self.steps = sorted(self._by_step)  # the file's own step numbers
-        for step in self.steps:
-            if not any(r.reward is not None and _has_trained_token(r) for r in self._by_step[step]):
-                raise InputError(
-                    f"{path}: step {step} has no row with both a score and a token to train: nothing can be learnt "
-                    "from it.\nGive scores (reward) and chosen tokens (response_ids, response_mask), or leave it out."
-                )
 
     def rollouts(self, number: int) -> list[Rollout]:
         """The rows of the `number`-th recorded step, from 1."""
         if not 1 <= number <= len(self.steps):
             raise InputError(f"step {number} was asked of {self.path}, which has {len(self.steps)} steps.")
         return self._by_step[self.steps[number - 1]]
-
-
-def _has_trained_token(rollout: Rollout) -> bool:
-    return bool(rollout.response_ids) if rollout.response_mask is None else any(rollout.response_mask)
