@@ -6,7 +6,7 @@ from pathlib import Path
 SRC = Path(__file__).parents[1] / "src" / "hotcold"
 
 LAYERS: list[list[str]] = [
-    ["errors", "equations"],
+    ["errors", "user_file", "equations"],
     ["batch"],
     ["algorithms", "models", "prompts", "chat"],
     ["rewards", "sampling", "engines"],

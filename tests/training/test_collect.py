@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from hotcold.prompts import Prompt, PromptOrder
 from torch import Tensor
 
 from hotcold.algorithms.base import Objective, Plan
@@ -18,6 +17,7 @@ from hotcold.algorithms.losses import policy_gradient_loss
 from hotcold.algorithms.reinforce import REINFORCE
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.equations import group_std, sum_per_response
+from hotcold.prompts import Prompt, PromptOrder
 from hotcold.rewards.base import Scorable, Score
 from hotcold.sampling.base import Request, Response, SamplingOptions
 from hotcold.training.collect import Collected, PromptedRollouts, ReplayedRollouts, as_text, kept, scorable

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
-import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +21,7 @@ from hotcold.algorithms.losses import ClippedLoss, importance_weighted_loss, pol
 from hotcold.algorithms.presets import NOT_BUILT, PRESETS
 from hotcold.equations import fixed_length, mean_per_response, mean_per_token, sum_per_response
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
+from hotcold.user_file import import_file
 
 BASELINES = {
     "none": no_baseline,
@@ -150,22 +148,9 @@ def _class_of(name: str) -> type:
 
 
 def _user_class(spec: str) -> type:
-    """The class of `file.py:Class`; the user's own file and line stand in the message if it fails to import."""
+    """The class of `file.py:Class`."""
     path, _, cls = spec.partition(":")
-    if not Path(path).is_file():
-        raise InputError(f"algorithm file {path} does not exist.")
-    # dataclasses look their module up by name; the prefix keeps a file called random.py from replacing a library
-    name = f"hotcold_user_{Path(path).stem}"
-    module_spec = importlib.util.spec_from_file_location(name, path)
-    assert module_spec is not None and module_spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(module_spec)
-    try:
-        module_spec.loader.exec_module(module)
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == str(Path(path).absolute())]
-        where = f"{path}, line {lines[-1]}" if lines else path
-        raise InputError(f"{where}: the file could not be imported: {type(error).__name__}: {error}") from error
+    module = import_file(Path(path))
     classes = [n for n, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__]
     if not cls:
         raise InputError(f"{path}: name the class, e.g. {path}:{classes[0] if classes else 'MyAlgorithm'}.")

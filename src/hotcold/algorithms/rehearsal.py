@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from hotcold.algorithms.base import Algorithm, Forward, Objective, TokenLoss
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.errors import InputError
+from hotcold.user_file import describe_error
 
 T = TypeVar("T")
 
@@ -82,12 +82,7 @@ def _ask(name: str, what: str, call: Callable[[], T]) -> T:
     except InputError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        text = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"{name}: {what} fails on a small made-up batch: {type(error).__name__}: {text} "
-            f"({frame.filename}:{frame.lineno})"
-        ) from error
+        raise InputError(f"{name}: {what} fails on a small made-up batch: {describe_error(error, None)}") from error
 
 
 def _has_form(name: str, what: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:

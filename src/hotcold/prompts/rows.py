@@ -14,7 +14,7 @@ from typing import Any, final
 from urllib.parse import parse_qsl
 
 from hotcold.errors import InputError, did_you_mean
-from hotcold.prompts.user_file import describe_error, existing, import_file, one_line, pick_function, siblings
+from hotcold.user_file import describe_error, existing, import_file, one_line, pick_function, siblings
 
 NOTHING = frozenset({"", "nan", "NaN", "None", "null", "NULL", "<NA>"})  # a CSV cell that says: no value
 WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # UTF-16 and UTF-32

@@ -19,10 +19,10 @@ from typing import Any
 
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
 from hotcold.prompts.columns import Prompt
-from hotcold.prompts.user_file import describe_error, import_file, pick_function
 from hotcold.rewards.base import Scorable
 from hotcold.rewards.reasoning_gym_task import score_reasoning_gym
 from hotcold.rewards.verifiers import contains, exact, last_number
+from hotcold.user_file import describe_error, import_file, pick_function
 
 BUILT_IN: dict[str, Callable[..., Any]] = {
     "exact": exact,

@@ -15,9 +15,9 @@ from numbers import Real
 from typing import Any
 
 from hotcold.errors import InputError, RewardError
-from hotcold.prompts.user_file import describe_error
 from hotcold.rewards.base import LARGEST, Scorable, Score
 from hotcold.rewards.functions import RewardFunction
+from hotcold.user_file import describe_error
 
 MAX_CONCURRENT = 64  # awaitables at a time
 SHAPE = 'Return a number, True, False, None (no score), or {"score": number, "steps": [(position, value), ...]}.'

@@ -14,7 +14,7 @@ from typing import Any
 
 from hotcold.errors import InputError, did_you_mean
 
-PACKAGE = str(Path(__file__).parents[1])
+PACKAGE = str(Path(__file__).parent)
 ENDINGS = frozenset({".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".py"})
 
 
