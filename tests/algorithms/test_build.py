@@ -254,7 +254,7 @@ def test_what_is_wrong_with_a_users_file_is_said(tmp_path: Path, monkeypatch: py
     broken = user_file(tmp_path, "\n\nimport nothing_of_that_name\n")
     assert "nothing_of_that_name" in message(f"{broken}:Mine") and f"{broken}:3" in message(f"{broken}:Mine")
     monkeypatch.chdir(tmp_path)
-    assert "mine.py, line 3" in message("mine.py:Mine")
+    assert "mine.py:3" in message("mine.py:Mine")
     unfinished = user_file(tmp_path, "x = (\n")
     assert unfinished in message(f"{unfinished}:Mine") and "line 1" in message(f"{unfinished}:Mine")
 
