@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hotcold.config.schema import Config
 from hotcold.errors import InputError
 from hotcold.launch import Run, train
 from hotcold.toys.task import RECOMMENDED, ToyFiles, write_toy
-from hotcold.training.console import Console, duration
+from hotcold.training.console import Console, duration, near
 
 THREADS = 1  # the matrices are so small that a second thread costs more than it brings
 
@@ -83,14 +84,19 @@ def summary(run: Run, files: ToyFiles, seconds: float) -> str:
     lines += [f"               {p:<8} {before[p]:<8} {after[p]:<7} {_right(p)}" for p in _telling(before, after)]
     lines += [
         "",
-        f"{duration(seconds)} in all. The run: {run.folder}  (metrics.jsonl, rollouts/, eval/, README.md)",
+        f"{duration(seconds)} in all. The run: {near(run.folder)}  (metrics.jsonl, rollouts/, eval/, README.md)",
         "Next:",
-        f'  ask it:         hotcold sample model={run.model_dir} prompt="38+47="',
-        f"  another way:    hotcold train grpo model={files.model} data={files.train} reward=exact learning_rate=4e-4 "
-        "max_tokens=4",
-        "  your own task:  hotcold train rloo model=FOLDER data=prompts.jsonl reward=reward.py   (README.md)",
+        f'  ask it:         {command()} sample model={near(run.model_dir)} prompt="38+47="',
+        f"  another way:    {command()} train grpo model={files.model} data={files.train} reward=exact "
+        "learning_rate=4e-4 max_tokens=4",
+        f"  your own task:  {command()} train rloo model=FOLDER data=prompts.jsonl reward=reward.py   (README.md)",
     ]
     return "\n".join(lines)
+
+
+def command() -> str:
+    """How this program is called from here: `hotcold`, or its path where that is not on the search path."""
+    return "hotcold" if shutil.which("hotcold") else near(sys.argv[0])
 
 
 def _greedy(path: Path) -> dict[str, str]:

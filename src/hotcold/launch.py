@@ -37,7 +37,7 @@ from hotcold.sampling.base import Request
 from hotcold.sampling.transformers_engine import TransformersSampler
 from hotcold.session import Session, algorithm_name, arithmetic
 from hotcold.training.collect import as_text
-from hotcold.training.console import Console, duration
+from hotcold.training.console import Console, duration, near
 from hotcold.training.evaluate import Evaluation, Evaluator, interval_text
 from hotcold.training.loop import Progress
 
@@ -230,4 +230,4 @@ def _say_result(
         console.say(f"steps {first} to {progress.step} in {duration(took)}")
     if evaluation is not None and progress.before.get("eval/greedy") is not None:
         console.say(f"held-out greedy: {interval_text(progress.before)} before, {evaluation.greedy} after")
-    console.say(f"model: {model_dir}  (transformers and vLLM load this folder)")
+    console.say(f"model: {near(model_dir)}  (transformers and vLLM load this folder)")

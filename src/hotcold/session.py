@@ -16,7 +16,7 @@ from hotcold.errors import InputError
 from hotcold.models.loading import export_model, load_model
 from hotcold.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from hotcold.runs import RunFolder
-from hotcold.training.console import Console
+from hotcold.training.console import Console, near
 from hotcold.training.evaluate import Evaluation, interval_text
 from hotcold.training.loop import Loop, LoopSettings, Progress
 from hotcold.training.update import UpdateSettings
@@ -35,7 +35,7 @@ class Session:
         self.engine = LocalEngine(module, self.optimizer, config.temperature, remember_start=restart)
 
     def announce(self, progress: Progress) -> None:
-        self.console.say(f"run folder: {self.folder.path}")
+        self.console.say(f"run folder: {near(self.folder.path)}")
         for note in self.ready.notes:
             self.console.warn(note)
         self.console.say(arithmetic(self.ready))
@@ -101,8 +101,8 @@ class Session:
         progress = Progress(**state["progress"])
         if progress.step > self.ready.config.steps:
             raise InputError(
-                f"{self.folder.path} has done {progress.step} steps already, steps={self.ready.config.steps} is fewer: "
-                "give at least as many."
+                f"{near(self.folder.path)} has done {progress.step} steps already, "
+                f"steps={self.ready.config.steps} is fewer: give at least as many."
             )
         return progress
 

@@ -256,7 +256,7 @@ def test_what_is_wrong_with_a_users_file_is_said(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     assert "mine.py:3" in message("mine.py:Mine")
     unfinished = user_file(tmp_path, "x = (\n")
-    assert unfinished in message(f"{unfinished}:Mine") and "line 1" in message(f"{unfinished}:Mine")
+    assert unfinished in message(f"{unfinished}:Mine") and f"{unfinished}:1" in message(f"{unfinished}:Mine")
 
 
 def test_a_users_file_with_the_name_of_a_library_replaces_nothing(tmp_path: Path) -> None:

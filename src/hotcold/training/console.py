@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console as RichConsole
@@ -63,6 +64,12 @@ def step_line(metrics: dict[str, Any], steps: int, seconds_left: float | None) -
     if seconds_left is not None:
         parts.append(f"{duration(seconds_left)} left")
     return "  ".join(parts)
+
+
+def near(path: str | Path) -> str:
+    """A path as one would type it: relative where it lies below the current folder."""
+    path = Path(path).absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def duration(seconds: float) -> str:
