@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct on sums: train with the recipe, measure the saved folder with plain transformers.
 
-    python benchmarks/smollm2_addition.py [--seeds 0 1 2] [--out benchmarks/results/DATE-smollm2-addition]
+    python benchmarks/smollm2_addition.py [--seeds 0 1 2] [--threads 2] [--jobs 1] [--out FOLDER]
 
 For each seed it runs `hotcold train recipes/addition_smollm2.yaml seed=N`, then loads the final folder with
 AutoModelForCausalLM and counts right answers among the 100 sums of `recipes/addition.py:test`, greedily, one prompt at
@@ -18,7 +18,7 @@ import platform
 import re
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -58,13 +58,14 @@ def wilson(p: float, n: int, z: float = 1.959963984540054) -> tuple[float, float
     return (centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)
 
 
-def train(seed: int, runs: Path) -> tuple[Path, float]:
+def train(seed: int, runs: Path, threads: int) -> Path:
+    """The run folder; a seed that was trained before is only measured."""
     run = runs / f"smollm2-addition-seed{seed}"
-    start = time.perf_counter()
-    if not (run / "model").is_dir():  # a seed that was trained before is only measured
-        command = [sys.executable, "-m", "hotcold", "train", RECIPE, f"seed={seed}", f"run={run}", "resume=auto"]
-        subprocess.run(command, cwd=ROOT, check=True)
-    return run, time.perf_counter() - start
+    if not (run / "model").is_dir():
+        words = [RECIPE, f"seed={seed}", f"threads={threads}", f"run={run}", "resume=auto"]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        subprocess.run([sys.executable, "-m", "hotcold", "train", *words], cwd=ROOT, check=True, env=environment)
+    return run
 
 
 def curve(run: Path) -> list[dict]:
@@ -89,18 +90,18 @@ def hardware() -> dict:
 def write(out: Path, results: dict) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    base = results["base"]
+    base, hardware = results["base"], results["hardware"]
+    machine = f"{hardware['cpu']}, {hardware['cores']} cores, torch {hardware['torch']}"
     lines = [
         "# SmolLM2-135M-Instruct on sums, rloo",
         "",
-        f"`python benchmarks/smollm2_addition.py --seeds {' '.join(str(r['seed']) for r in results['runs'])}`, "
-        f"{results['date']}. {results['hardware']['cpu']}, {results['hardware']['cores']} cores, torch "
-        f"{results['hardware']['torch']}, float32. Base model SHA-256 `{base['sha256']}`.",
+        f"`{results['command']}`, {results['date']}. {machine}, float32. Base model SHA-256 `{base['sha256']}`.",
         "",
         "Greedy accuracy on the 100 sums of `recipes/addition.py:test`, by plain transformers on the saved folder "
-        "(95 % Wilson interval).",
+        "(95 % Wilson interval). Minutes and seconds are those of the steps with their evaluations, "
+        f"{results['jobs']} runs at a time with {results['threads']} thread each.",
         "",
-        "| model | accuracy | interval | steps | minutes in all | median s per step |",
+        "| model | accuracy | interval | steps | minutes | median s per step |",
         "|---|---|---|---|---|---|",
         "| before training | {:.2f} | {:.2f} to {:.2f} | 0 | | |".format(
             base["accuracy"], *wilson(base["accuracy"], 100)
@@ -109,12 +110,12 @@ def write(out: Path, results: dict) -> None:
     for r in results["runs"]:
         times = sorted(row["time/step"] for row in r["curve"])
         lines.append(
-            "| seed {} | {:.2f} | {:.2f} to {:.2f} | {} | {:.1f} | {:.1f} |".format(
+            "| seed {} | {:.2f} | {:.2f} to {:.2f} | {} | {:.0f} | {:.0f} |".format(
                 r["seed"],
                 r["accuracy"],
                 *wilson(r["accuracy"], 100),
                 len(r["curve"]),
-                r["seconds"] / 60,
+                sum(times) / 60,
                 times[len(times) // 2],
             )
         )
@@ -130,19 +131,24 @@ def write(out: Path, results: dict) -> None:
 def main() -> None:
     p = argparse.ArgumentParser()
     p.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    p.add_argument("--threads", type=int, default=2, help="torch threads of each run")
+    p.add_argument("--jobs", type=int, default=1, help="runs at a time")
     p.add_argument("--runs", type=Path, default=ROOT / "runs")
     p.add_argument("--out", type=Path, default=None)
     a = p.parse_args()
     date = datetime.date.today().isoformat()
-    results: dict = {"date": date, "hardware": hardware(), "runs": []}
-    for seed in a.seeds:
-        run, seconds = train(seed, a.runs)
-        results["runs"].append(
-            {"seed": seed, "seconds": seconds, "accuracy": accuracy(run / "model"), "curve": curve(run)}
-        )
-        print(f"seed {seed}: {results['runs'][-1]['accuracy']:.2f} in {seconds / 60:.1f} min", flush=True)
+    seeds = " ".join(map(str, a.seeds))
+    command = f"python benchmarks/smollm2_addition.py --seeds {seeds} --threads {a.threads} --jobs {a.jobs}"
+    results: dict = {"date": date, "command": command, "threads": a.threads, "jobs": a.jobs, "runs": []}
+    results["hardware"] = hardware()
+    with ThreadPoolExecutor(a.jobs) as pool:
+        runs = list(pool.map(lambda seed: train(seed, a.runs, a.threads), a.seeds))
+    for seed, run in zip(a.seeds, runs, strict=True):
+        results["runs"].append({"seed": seed, "accuracy": accuracy(run / "model"), "curve": curve(run)})
+        print(f"seed {seed}: {results['runs'][-1]['accuracy']:.2f}", flush=True)
         if "base" not in results:
-            results["config"] = (run / "config.yaml").read_text()
+            config = (run / "config.yaml").read_text().splitlines()
+            results["config"] = "\n".join(line for line in config if not line.startswith("run:"))
             env = json.loads((run / "env.json").read_text())
             base = Path(env["attempts"][0]["model_folder"])
             digest = hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
