@@ -73,14 +73,17 @@ def train(config: Config, echo: Echo = print) -> Run:
     folder_path, resumed = run_path(config)
     ready = assemble(config)
     folder = RunFolder.open(folder_path, to_yaml(ready.config), resumed, environment(ready))
+    console = Console(echo, folder.log)
     try:
         with folder:
-            return _run(ready, folder, resumed, Console(echo, folder.log), start)
+            return _run(ready, folder, resumed, console, start)
     except InputError:
         # What was wrong showed before the first step was done: the same name is free for the next try.
         if not resumed and not RunFolder.read_metrics(folder.path):
             shutil.rmtree(folder.path)
         raise
+    finally:
+        console.quiet_stage()  # or an interrupted run leaves the terminal without a cursor
 
 
 def _run(ready: Assembled, folder: RunFolder, resumed: bool, console: Console, start: float) -> Run:
