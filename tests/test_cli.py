@@ -209,7 +209,7 @@ def test_ctrl_c_ends_with_130_and_sigterm_with_143(run: Run, launch: types.Modul
     launch.train = killed  # type: ignore[attr-defined]
     before = signal.getsignal(signal.SIGTERM)
     code, _, err = run("train", "grpo", *ENOUGH)
-    assert (code, err) == (143, "hotcold: stopped. A run continues with resume=FOLDER of the run.\n")
+    assert (code, err) == (143, "hotcold: stopped.\n")
     assert signal.getsignal(signal.SIGTERM) == before
 
 

@@ -136,6 +136,34 @@ def test_a_score_that_fails_in_an_evaluation_loses_no_step(here: Path) -> None:
     assert [row["step"] for row in metrics("runs/one")] == [1, 2, 3, 4]
 
 
+def test_a_run_goes_on_by_its_folder_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(steps=2, run="one") == 0
+    assert hotcold("train", "resume=runs/one", "steps=3") == 0
+    assert [row["step"] for row in metrics("runs/one")] == [1, 2, 3]
+    assert hotcold("train", "resume=one", "steps=3") == 2
+    assert "Did you mean resume=runs/one?" in capsys.readouterr().err
+
+
+def test_ctrl_c_between_two_updates_loses_no_step(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (
+        "import pathlib\n\ndef reward(completion):\n    log = pathlib.Path('calls')\n"
+        "    n = int(log.read_text()) if log.exists() else 0\n    log.write_text(str(n + 1))\n"
+        "    if n == 30:\n        raise KeyboardInterrupt\n    return float('a' in completion)\n"
+    )  # 2 calls at the start, 12 a step: call 30 is in step 3
+    (here / "stop.py").write_text(lines)
+    assert train("reward=stop.py", "save_every=0", "eval.every=0", steps=4) == 130
+    assert "to go on: hotcold train resume=runs/one   (from step 2, the last one saved)" in capsys.readouterr().out
+    assert hotcold("train", "resume=runs/one") == 0
+    assert [row["step"] for row in metrics("runs/one")] == [1, 2, 3, 4]
+
+
+def test_a_score_without_a_return_is_said_at_the_first_step(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "empty.py").write_text("def reward(completion):\n    float('a' in completion)\n")
+    assert train("reward=empty.py") == 2
+    assert "for any of the first 12 responses: is a `return` missing?" in capsys.readouterr().err
+    assert not Path("runs/one").exists()
+
+
 def test_a_score_may_change_the_current_folder(here: Path) -> None:
     (here / "elsewhere").mkdir()
     lines = "import os\n\ndef reward(completion):\n    os.chdir('/')\n    return 1.0\n"

@@ -228,7 +228,7 @@ def _guarded(body: Callable[[], int | None], debug: bool) -> int:
         _forget_stdout()
         return 0
     except KeyboardInterrupt as stop:
-        _complain("stopped. A run continues with resume=FOLDER of the run.", debug)
+        _complain("stopped.", debug)
         return 143 if isinstance(stop, _Terminated) else 130
     except InputError as error:
         _complain("\n".join(str(error).splitlines()[:MAX_LINES]), debug)

@@ -27,6 +27,8 @@ from hotcold.assemble import (
     set_threads,
 )
 from hotcold.chat import render_prompt
+from hotcold.checkpoint import newest_checkpoint, read_state
+from hotcold.config.checks import check_run_folder
 from hotcold.config.schema import Config, EvalConfig, SampleConfig, decided
 from hotcold.config.show import describe, to_yaml
 from hotcold.errors import InputError
@@ -77,6 +79,9 @@ def train(config: Config, echo: Echo = print) -> Run:
     try:
         with folder:
             return _run(ready, folder, resumed, console, start)
+    except KeyboardInterrupt:
+        console.say(f"stopped; to go on: hotcold train resume={near(folder.path)}   ({saved(folder)})")
+        raise
     except InputError:
         # What was wrong showed before the first step was done: the same name is free for the next try.
         if not resumed and not RunFolder.read_metrics(folder.path):
@@ -84,6 +89,14 @@ def train(config: Config, echo: Echo = print) -> Run:
         raise
     finally:
         console.quiet_stage()  # or an interrupted run leaves the terminal without a cursor
+
+
+def saved(folder: RunFolder) -> str:
+    """From where a stopped run will go on."""
+    checkpoint, _ = newest_checkpoint(folder.checkpoints)
+    if checkpoint is None:
+        return "no step is saved yet: it begins again"
+    return f"from step {read_state(checkpoint)['progress']['step']}, the last one saved"
 
 
 def _run(ready: Assembled, folder: RunFolder, resumed: bool, console: Console, start: float) -> Run:
@@ -104,10 +117,8 @@ def _run(ready: Assembled, folder: RunFolder, resumed: bool, console: Console, s
 def run_path(config: Config) -> tuple[Path, bool]:
     """Where the run is kept, and whether it continues one."""
     if config.resume not in ("no", "auto"):
-        path = Path(config.resume).absolute()
-        if not (path / "config.yaml").is_file():
-            raise InputError(f"resume={config.resume} is no run folder: it has no config.yaml.")
-        return path, True
+        check_run_folder(config.resume)
+        return Path(config.resume).absolute(), True
     name = config.run or default_run_name(algorithm_name(config), config.model)
     path = (Path(name) if "/" in name else Path("runs") / name).absolute()  # a reward may change the current folder
     return path, config.resume == "auto" and (path / "config.yaml").is_file()
@@ -150,8 +161,8 @@ def expected_time(ready: Assembled) -> str:
     count = 2 + (config.steps // config.eval.every if config.eval.every else 0)
     return (
         f"expected, if every response is {config.max_tokens} tokens long: about {duration(step)} a step, "
-        f"{duration(evaluation)} an evaluation, {duration(step * config.steps + evaluation * count)} in all "
-        f"(matrix rate {rate / 1e9:.0f} GFLOP/s)"
+        f"{duration(evaluation)} an evaluation, {duration(step * config.steps + evaluation * count)} in all"
+        f"{', less if stop_at is reached' if config.stop_at is not None else ''} (matrix rate {rate / 1e9:.0f} GFLOP/s)"
     )
 
 

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from hotcold.algorithms.base import Algorithm, Forward, Objective, TokenLoss
+from hotcold.algorithms.losses import ClippedLoss, importance_weighted_loss, policy_gradient_loss
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.errors import InputError
 from hotcold.user_file import describe_error
 
 T = TypeVar("T")
+OURS = (policy_gradient_loss, importance_weighted_loss)  # and every ClippedLoss: they multiply the advantages
 
 
 def rehearse(algorithm: Algorithm) -> None:
@@ -47,6 +49,8 @@ def _rehearse_objective(name: str, objective: Objective, batch: Batch) -> None:
             raise InputError(f"{name}: the advantages of finite scores are not finite (NaN or inf).")
     logp = torch.where(batch.trained, -1.0, 0.0).to(batch.token_rewards.dtype)
     forward = Forward(logp=logp.clone().requires_grad_(), entropy=logp.neg() if "entropy" in objective.needs else None)
+    if batch.advantages is None and (objective.loss in OURS or isinstance(objective.loss, ClippedLoss)):
+        raise InputError(f"{name}: credit sets no advantages: return batch.replace(advantages=...), state.")
     result = _ask(name, "the loss", lambda: objective.loss(forward, batch.replace(logp_old=logp)))
     if not isinstance(result, TokenLoss):
         raise InputError(f"{name}: the loss returns {type(result).__name__}: return TokenLoss(loss of shape [B, T]).")

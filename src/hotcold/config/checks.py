@@ -186,10 +186,18 @@ def check_plain_step(optimizer: str, warmup_steps: int, max_grad_norm: Any) -> N
 def check_record(resume: str, run: str | None, stop_at: float | None, every: int) -> None:
     if resume == "auto" and run is None:
         raise InputError("resume=auto continues the run of that name, and there is no name: add run=NAME.")
-    if resume not in ("no", "auto") and run is not None and os.path.abspath(run) != os.path.abspath(resume):
+    named = run if run is None or "/" in run else os.path.join("runs", run)
+    if resume not in ("no", "auto") and named is not None and os.path.abspath(named) != os.path.abspath(resume):
         raise InputError(f"resume={resume} continues in that folder, run={run} names another: leave run out.")
     if stop_at is not None and every == 0:
         raise InputError("stop_at needs evaluations, and eval.every=0 makes none: set eval.every or leave stop_at out.")
+
+
+def check_run_folder(folder: str) -> None:
+    if not os.path.isfile(os.path.join(folder, "config.yaml")):
+        there = os.path.isfile(os.path.join("runs", folder, "config.yaml"))
+        hint = f" Did you mean resume=runs/{folder}?" if there else " Give the folder of a run, as in resume=runs/NAME."
+        raise InputError(f"resume={folder} is no run folder: it has no config.yaml.{hint}")
 
 
 def epochs_error(prompts_per_step: Any, source: Any) -> InputError:

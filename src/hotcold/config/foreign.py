@@ -106,6 +106,7 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("actor_rollout_ref.actor.ppo_micro_batch_size", "verl", "tokens_per_microbatch", _PER_DEVICE),
     Foreign("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "verl", "tokens_per_microbatch", _PER_DEVICE),
     Foreign("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "verl", "tokens_per_microbatch"),
+    Foreign("lr", "torch", "learning_rate"),
     Foreign("actor_rollout_ref.actor.optim.lr", "verl", "learning_rate"),
     Foreign("actor_rollout_ref.actor.optim.lr_warmup_steps", "verl", "warmup_steps"),
     Foreign("actor_rollout_ref.actor.grad_clip", "verl", "max_grad_norm"),

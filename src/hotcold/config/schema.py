@@ -34,6 +34,7 @@ from hotcold.config.checks import (
     check_plain_step,
     check_record,
     check_rewards,
+    check_run_folder,
     epochs_error,
     explain,
     missing,
@@ -218,7 +219,8 @@ def _recipe_of_run(keys: Keys) -> Keys:
     folder = keys["resume"].value if "resume" in keys else None
     if "algorithm" in keys or not isinstance(folder, str) or folder in ("no", "auto"):
         return {}
-    return read_recipe(f"{folder}/config.yaml")
+    check_run_folder(folder)
+    return {key: given for key, given in read_recipe(f"{folder}/config.yaml").items() if key != "run"}
 
 
 def eval_config(tokens: Sequence[str]) -> EvalConfig:

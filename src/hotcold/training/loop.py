@@ -135,23 +135,28 @@ class Loop:
         self.seconds_saving = time.perf_counter() - mark
 
     def _collect(self, progress: Progress) -> Collected:
-        with self._saved_if_a_reward_fails(progress):
-            return self.source.collect(self.algorithm, progress.position, progress.version, self.console.stage)
+        with self._saved_if_stopped(progress):
+            collected = self.source.collect(self.algorithm, progress.position, progress.version, self.console.stage)
+            if progress.step == 0 and collected.rollouts and all(r.reward is None for r in collected.rollouts):
+                raise RewardError(
+                    f"no score (None) for any of the first {len(collected.rollouts)} responses: is a `return` missing?"
+                )
+        return collected
 
     def _evaluate(self, progress: Progress, metrics: dict[str, Any] | None = None) -> tuple[Evaluation, Progress]:
         """`metrics`: of the step before it, which are recorded even if the evaluation fails."""
         assert self.evaluator is not None
-        with self._saved_if_a_reward_fails(progress, metrics):
+        with self._saved_if_stopped(progress, metrics):
             evaluation, self.seconds_evaluating = timed(self.evaluator, self.console.stage)
         self.console.quiet_stage()
         return evaluation, self._evaluated(progress, evaluation)
 
     @contextmanager
-    def _saved_if_a_reward_fails(self, progress: Progress, metrics: dict[str, Any] | None = None) -> Iterator[None]:
-        """The steps that are done are not lost to a fault in a score."""
+    def _saved_if_stopped(self, progress: Progress, metrics: dict[str, Any] | None = None) -> Iterator[None]:
+        """The steps that are done are not lost to a fault in a score, nor to Ctrl-C between two updates."""
         try:
             yield
-        except RewardError:
+        except (RewardError, KeyboardInterrupt):
             self.console.quiet_stage()
             if metrics is not None:
                 self.record.append_metrics(metrics)
