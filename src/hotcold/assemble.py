@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -135,6 +136,11 @@ def _algorithm(config: Config, max_tokens: int, choices: dict[str, tuple[Any, st
         for key, value in resolved_values(config.algorithm, options).items():
             if key not in options:
                 choices[key] = (value, f"preset {config.algorithm}")
+    elif dataclasses.is_dataclass(algorithm):
+        for field in dataclasses.fields(algorithm):
+            value = getattr(algorithm, field.name)
+            if field.name not in options and isinstance(value, (bool, int, float, str)):
+                choices[field.name] = (value, f"default of {type(algorithm).__name__}")
     return algorithm
 
 
