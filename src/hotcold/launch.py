@@ -26,6 +26,7 @@ from hotcold.assemble import (
     sampling_options,
     set_threads,
 )
+from hotcold.attempt import Attempt, algorithm_name, arithmetic
 from hotcold.chat import render_prompt
 from hotcold.checkpoint import newest_checkpoint, read_state
 from hotcold.config.checks import check_run_folder
@@ -37,7 +38,6 @@ from hotcold.prompts import Prompt
 from hotcold.runs import RunFolder, default_run_name
 from hotcold.sampling.base import Request
 from hotcold.sampling.transformers_engine import TransformersSampler
-from hotcold.session import Session, algorithm_name, arithmetic
 from hotcold.training.collect import as_text
 from hotcold.training.console import Console, duration, near
 from hotcold.training.evaluate import Evaluation, Evaluator, interval_text
@@ -100,15 +100,15 @@ def saved(folder: RunFolder) -> str:
 
 
 def _run(ready: Assembled, folder: RunFolder, resumed: bool, console: Console, start: float) -> Run:
-    session = Session(ready, folder, console)
+    attempt = Attempt(ready, folder, console)
     progress = Progress(algorithm=ready.algorithm.state())
     if resumed:
-        progress = session.resume()
+        progress = attempt.resume()
         folder.write_config(to_yaml(ready.config))
-    session.announce(progress)
+    attempt.announce(progress)
     first = progress.step + 1
-    progress, evaluation = session.loop().run(progress)
-    model_dir = session.finish(progress, evaluation)
+    progress, evaluation = attempt.loop().run(progress)
+    model_dir = attempt.finish(progress, evaluation)
     after = evaluation.summary() if evaluation else {}
     _say_result(console, first, model_dir, progress, evaluation, time.perf_counter() - start)
     return Run(folder.path, model_dir, progress.before, after, evaluation, ready.evaluator)

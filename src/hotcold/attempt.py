@@ -22,7 +22,7 @@ from hotcold.training.loop import Loop, LoopSettings, Progress
 from hotcold.training.update import UpdateSettings
 
 
-class Session:
+class Attempt:
     """One attempt of a run: the parts that the loop needs, and what is saved."""
 
     def __init__(self, ready: Assembled, folder: RunFolder, console: Console):
