@@ -28,8 +28,8 @@ learn: $(VENV)/.dev
 	$(BIN)/python benchmarks/learn.py
 
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "hotcold needs Python 3.11 or newer; try make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "hotcold needs Python 3.11 or newer; try make PYTHON=python3.12 ...")'
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.base: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing hotcold and what it needs into $(VENV) (once; torch is the large part)"

@@ -164,6 +164,11 @@ def test_a_score_without_a_return_is_said_at_the_first_step(here: Path, capsys: 
     assert not Path("runs/one").exists()
 
 
+def test_a_place_where_no_folder_can_be_made_is_an_input_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(run="/proc/no/such/place") == 2
+    assert "/proc/no/such/place cannot be made" in capsys.readouterr().err
+
+
 def test_a_score_may_change_the_current_folder(here: Path) -> None:
     (here / "elsewhere").mkdir()
     lines = "import os\n\ndef reward(completion):\n    os.chdir('/')\n    return 1.0\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -26,6 +27,7 @@ from hotcold.sampling.rollout_files import write_rollouts
 
 CONFIG = "config.yaml"
 START = {"lock", f".{CONFIG}.partial"}  # all there is of a run that was killed before it had a config
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # faults of the disk, not of the name
 PACKAGES = ("hotcold", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 
 
@@ -164,8 +166,10 @@ def _make_private(path: Path) -> None:
         path.chmod(0o700)
     except (FileExistsError, NotADirectoryError):
         raise InputError(f"{path} cannot be a folder: a part of it is a file. Choose another name.") from None
-    except PermissionError:
-        raise InputError(f"{path} cannot be written: no permission. Choose another place with run=FOLDER.") from None
+    except OSError as error:
+        if error.errno in DISK:
+            raise
+        raise InputError(f"{path} cannot be made ({error.strerror}). Choose another place with run=FOLDER.") from None
 
 
 _held: set[int] = set()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from hotcold.algorithms.losses import policy_gradient_loss
 from hotcold.algorithms.reinforce import REINFORCE
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.equations import group_std, sum_per_response
+from hotcold.errors import RewardError
 from hotcold.prompts import Prompt, PromptOrder
 from hotcold.rewards.base import Scorable, Score
 from hotcold.sampling.base import Request, Response, SamplingOptions
@@ -213,7 +215,9 @@ def test_unscored_rows_are_never_kept() -> None:
     rows = [Rollout((1,), (2,), 0, i, reward=r) for i, r in enumerate((1.0, None, 0.0))]
     assert kept(collate(rows), REINFORCE(group_size=1, baseline=no_baseline)).tolist() == [True, False, True]
     none = source(2, 2, lambda item: None)
-    assert [r.reward for r in collect(none, GRPO(group_size=2)).rollouts] == [None] * 4
+    assert [r.reward for r in collect(none, GRPO(group_size=2), position=2).rollouts] == [None] * 4
+    with pytest.raises(RewardError, match="any of the first 4 responses"):  # at the very first step: a fault
+        collect(none, GRPO(group_size=2))
 
 
 def test_recorded_rows_are_those_of_the_step_after_the_position() -> None:

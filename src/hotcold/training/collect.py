@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hotcold.algorithms.base import Algorithm, Plan
 from hotcold.batch import Batch, Rollout, collate
+from hotcold.errors import RewardError
 from hotcold.prompts import Prompt, PromptOrder
 from hotcold.rewards.base import Scorable, Score, Scorer
 from hotcold.sampling.base import Request, Response, Sampler, SamplingOptions
@@ -64,6 +65,7 @@ class PromptedRollouts:
         assert plan is not None
         seconds = {"sample": 0.0, "score": 0.0}
         rollouts: list[Rollout] = []
+        start = position
         wanted, num_refilled = self.prompts_per_step, 0
         for attempt in range(1 + plan.refill):
             rollouts += self._sample_groups(plan, range(position, position + wanted), version, seconds, notify)
@@ -72,6 +74,8 @@ class PromptedRollouts:
             wanted = self.prompts_per_step - _num_accepted_groups(rollouts, algorithm) if plan.refill else 0
             if wanted <= 0:
                 break
+        if start == 0 and all(rollout.reward is None for rollout in rollouts):
+            raise RewardError(f"no score (None) for any of the first {len(rollouts)} responses: is a `return` missing?")
         return Collected(rollouts, position, seconds, num_refilled)
 
     def _sample_groups(

@@ -136,12 +136,7 @@ class Loop:
 
     def _collect(self, progress: Progress) -> Collected:
         with self._saved_if_stopped(progress):
-            collected = self.source.collect(self.algorithm, progress.position, progress.version, self.console.stage)
-            if progress.step == 0 and collected.rollouts and all(r.reward is None for r in collected.rollouts):
-                raise RewardError(
-                    f"no score (None) for any of the first {len(collected.rollouts)} responses: is a `return` missing?"
-                )
-        return collected
+            return self.source.collect(self.algorithm, progress.position, progress.version, self.console.stage)
 
     def _evaluate(self, progress: Progress, metrics: dict[str, Any] | None = None) -> tuple[Evaluation, Progress]:
         """`metrics`: of the step before it, which are recorded even if the evaluation fails."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -96,7 +97,7 @@ def _first_epoch(
     batch: Batch, objective: Objective, skipped: Tensor, settings: UpdateSettings, step: int
 ) -> list[Minibatch]:
     steps = layout(batch, objective, skipped, settings.tokens_per_microbatch, _seed(settings, step))
-    return [m for m, _ in zip(steps, range(objective.minibatches), strict=False)]
+    return list(islice(steps, objective.minibatches))
 
 
 def _seed(settings: UpdateSettings, step: int) -> Sequence[int]:
