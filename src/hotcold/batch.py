@@ -36,6 +36,7 @@ class Rollout:
     finish_reason: str = ""  # "stop" or "length"
     prompt_index: int = -1  # row of the data file
     draw: int = -1  # position in the prompt order
+    demonstration: bool = False  # a row of a data set: it takes part without a score
 
     @property
     def score(self) -> float | None:
@@ -72,6 +73,7 @@ class Batch:
     advantages: Tensor | None = None  # [B, T]
     returns: Tensor | None = None  # [B, T]
     extras: dict[str, Tensor] = field(default_factory=dict)  # an algorithm's own [B] or [B, T] columns
+    metrics: dict[str, float] = field(default_factory=dict)  # what credit reports of the whole step
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -93,7 +95,7 @@ class Batch:
             taken = value[index]
             return taken[:, :width] if taken.dim() >= 2 and taken.shape[1] == full else taken
 
-        changes = {f.name: cut(getattr(self, f.name)) for f in fields(self) if f.name != "extras"}
+        changes = {f.name: cut(getattr(self, f.name)) for f in fields(self) if f.name not in ("extras", "metrics")}
         return replace(self, **changes, extras={name: cut(value) for name, value in self.extras.items()})
 
     def to(self, device: torch.device | str) -> Batch:
@@ -138,7 +140,7 @@ def collate(rollouts: Sequence[Rollout], pad_id: int = 0, dtype: torch.dtype = t
         unit=torch.tensor([i if r.unit is None else r.unit for i, r in enumerate(rollouts)], dtype=torch.long),
         rewards=torch.tensor([nan if r.reward is None else r.reward for r in rollouts], dtype=dtype),
         token_rewards=token_rewards,
-        keep=torch.tensor([r.reward is not None for r in rollouts], dtype=torch.bool),
+        keep=torch.tensor([r.reward is not None or r.demonstration for r in rollouts], dtype=torch.bool),
         truncated=torch.tensor([r.truncated for r in rollouts], dtype=torch.bool),
         version=torch.tensor([r.version for r in rollouts], dtype=torch.long),
         logp_sampler=logp_sampler if logp_sampler is None else torch.where(mask, logp_sampler, 0.0),

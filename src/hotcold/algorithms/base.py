@@ -57,6 +57,7 @@ class Objective:
     start: int = 0  # steps that pass before it is trained (a critic's warm-up delays the policy)
     restart: bool = False  # parameters and optimiser are reset to the starting ones before the batch's first step
     on_policy: bool = True  # False: a loss that no advantage weights, free to take many steps on a batch
+    max_approx_kl: float | None = None  # the epochs end before a step whose minibatch lies further from pi_old (nats)
 
 
 class Algorithm(Protocol):
