@@ -61,8 +61,8 @@ def _prompt(index: int, row: dict[str, Any], column: str, where: str) -> Prompt:
         raise InputError(f"{place}: missing; the row has {', '.join(row)}.")
     content, reference = row[column], None
     if isinstance(content, str) and column != "messages":
-        _check_text(content, place)
-        _check_not_blank(content, place)
+        check_text(content, place)
+        check_not_blank(content, place)
     elif isinstance(content, (list, tuple)):
         content, reference = _messages(content, place)
     else:
@@ -76,22 +76,27 @@ def _prompt(index: int, row: dict[str, Any], column: str, where: str) -> Prompt:
     return Prompt(index, content, {**({"answer": answers[0]} if answers else {}), **columns})
 
 
-def _check_text(text: str, place: str) -> None:
+def check_text(text: str, place: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
         raise InputError(f"{place}: half of a surrogate pair, which no tokenizer reads. Remove it.") from None
 
 
-def _check_not_blank(text: str, place: str) -> None:
+def check_not_blank(text: str, place: str) -> None:
     if not text.strip():
         what = "only blanks" if text else "empty text"
         raise InputError(f"{place}: {what}. Fill it or remove the row.")
 
 
+def checked_messages(content: Sequence[Any], place: str) -> list[dict[str, Any]]:
+    """Messages with role and content each, without null fields."""
+    return [_message(message, f"{place}, message {number}") for number, message in enumerate(content)]
+
+
 def _messages(content: Sequence[Any], place: str) -> tuple[list[dict[str, Any]], Any]:
-    """(messages without null fields and without a trailing assistant turn, what that turn said)"""
-    messages = [_message(m, f"{place}, message {number}") for number, m in enumerate(content)]
+    """(messages without a trailing assistant turn, what that turn said)"""
+    messages = checked_messages(content, place)
     reference = messages.pop().get("content") if messages and messages[-1]["role"] == "assistant" else None
     if not messages:
         what = "no messages" if not content else "only the assistant's turn, which is the answer"
@@ -104,9 +109,9 @@ def _message(message: Any, place: str) -> dict[str, Any]:
         raise InputError(f"{place}: {shown(message)}; {{'role': 'user', 'content': '...'}} is needed.")
     content = message.get("content")
     if isinstance(content, str):
-        _check_text(content, place)
+        check_text(content, place)
         if message["role"] == "user":  # others may be silent
-            _check_not_blank(content, place)
+            check_not_blank(content, place)
     elif not (isinstance(content, list) and content) and not message.get("tool_calls"):
         raise InputError(f"{place}: its content is {shown(content)}; text is needed.")
     return {key: value for key, value in message.items() if value is not None}  # Parquet adds null fields
