@@ -70,6 +70,7 @@ class Batch:
     kl_old: Tensor | None = None
     values_old: Tensor | None = None
     greedy_rewards: Tensor | None = None  # [B]
+    penalties: Tensor | None = None  # [B, T] what was taken from token_rewards for length; `rewards` are without it
     advantages: Tensor | None = None  # [B, T]
     returns: Tensor | None = None  # [B, T]
     extras: dict[str, Tensor] = field(default_factory=dict)  # an algorithm's own [B] or [B, T] columns

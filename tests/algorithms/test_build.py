@@ -13,19 +13,34 @@ import pytest
 import torch
 
 from hotcold.algorithms.base import Objective, Plan
-from hotcold.algorithms.baselines import greedy_baseline, leave_one_out_baseline
+from hotcold.algorithms.baselines import greedy_baseline, leave_one_out_baseline, no_baseline
 from hotcold.algorithms.build import build_algorithm, resolved_values
 from hotcold.algorithms.checks import check_algorithm
 from hotcold.algorithms.expert_iteration import BestOfGroup, ExpertIteration, Threshold, TopFraction
 from hotcold.algorithms.grpo import GRPO
-from hotcold.algorithms.losses import ClippedLoss, importance_weighted_loss, policy_gradient_loss
+from hotcold.algorithms.losses import (
+    ClippedLoss,
+    SequenceClippedLoss,
+    TruncatedISLoss,
+    importance_weighted_loss,
+    policy_gradient_loss,
+)
+from hotcold.algorithms.ppo import PPO
 from hotcold.algorithms.presets import NOT_BUILT, PRESETS
 from hotcold.algorithms.reinforce import REINFORCE
 from hotcold.algorithms.rloo import RLOO
+from hotcold.algorithms.sft import SFT
 from hotcold.equations import fixed_length, mean_per_token, sum_per_response
 from hotcold.errors import InputError, NotAvailableError
 
-CLASSES: dict[str, Any] = {"reinforce": REINFORCE, "rloo": RLOO, "grpo": GRPO, "expert_iteration": ExpertIteration}
+CLASSES: dict[str, Any] = {
+    "reinforce": REINFORCE,
+    "rloo": RLOO,
+    "grpo": GRPO,
+    "ppo": PPO,
+    "expert_iteration": ExpertIteration,
+    "sft": SFT,
+}
 
 
 def build(name: str, max_tokens: int = 64, **options: Any) -> Any:
@@ -44,9 +59,22 @@ def message(name: str, **options: Any) -> str:
 
 def test_every_preset_is_its_class_with_its_defaults() -> None:
     """The table that --dry-run prints and the defaults in Python are the same."""
-    assert set(PRESETS) == set(CLASSES)
     for name, cls in CLASSES.items():
         assert build(name) == cls()
+    variants = {
+        "dapo": GRPO(weighting=mean_per_token, clip_high=0.28, drop_zero_variance=True, refill=3),
+        "gspo": GRPO(objective=SequenceClippedLoss, clip_low=3e-4, clip_high=4e-4),
+        "cispo": GRPO(objective=TruncatedISLoss, weighting=mean_per_token, clip_low=1.0, clip_high=4.0),
+        "reinforce_pp": REINFORCE(
+            baseline=no_baseline, objective=ClippedLoss(0.2, 0.2), weighting=mean_per_token, whiten=True
+        ),
+    }
+    assert set(PRESETS) == {"dr_grpo", *CLASSES, *variants}
+    dr_grpo = build("dr_grpo")
+    assert dr_grpo == GRPO(scale_by_std=False, weighting=dr_grpo.weighting)
+    assert (dr_grpo.weighting.func, dr_grpo.weighting.keywords) == (fixed_length, {"length": 64})
+    for name, algorithm in variants.items():
+        assert build(name) == algorithm
 
 
 def test_names_stand_for_objects() -> None:
@@ -188,14 +216,11 @@ def test_a_users_algorithm_is_checked_like_ours() -> None:
     assert "group_size=0" in check(Mine(plan=Plan(group_size=0)))
     assert "refill=-1" in check(Mine(plan=Plan(refill=-1)))
     assert "at least 1" in check(Mine(objectives=(changed(objective, epochs=0),)))
-    for later in (
-        Mine(reads=frozenset({"values_old"})),
-        Mine(objectives=(changed(objective, needs=frozenset({"values"})),)),
-        Mine(objectives=(changed(objective, model="critic"),)),
-        Mine(plan=None),
-    ):
-        with pytest.raises(NotAvailableError, match="not available yet"):
-            check_algorithm(later, 4)
+    assert "trains no critic" in check(Mine(reads=frozenset({"values_old"})))
+    assert "needs values" in check(Mine(objectives=(changed(objective, needs=frozenset({"values"})),)))
+    assert "needs logp" in check(Mine(objectives=(changed(objective, model="critic"),)))
+    with pytest.raises(NotAvailableError, match="not available yet"):
+        check_algorithm(Mine(objectives=(changed(objective, model="reward"),)), 4)
 
     class Half:
         plan = Plan()

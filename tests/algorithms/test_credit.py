@@ -206,11 +206,12 @@ def test_an_episode_of_several_rows_counts_once_in_the_baseline() -> None:
     assert leave_one_out_baseline.rows(batch).tolist() == [0.5, 1.5, 0.5, 1.0]
     assert episodes_in_group(batch).tolist() == [3, 3, 3, 3]
     mean, _ = GROUP_MEAN.credit(batch, {})
-    assert mean.advantages is not None and mean.advantages[:, 2].tolist() == [1, -1, 1, 0]
+    # reward-to-go minus the baseline: the episode's second row has 1.5 still to come
+    assert mean.advantages is not None and mean.advantages[:, 2].tolist() == [1, -1, 0.5, 0]
     rloo, _ = RLOO().credit(batch, {})  # row 0 is followed by row 2 of its episode: 0.5 + 1.5 - 0.5
     assert rloo.advantages is not None and rloo.advantages[:, 2].tolist() == [1.5, -1.5, 1.0, 0.0]
     std, _ = GRPO().credit(batch, {})  # sample std of {2, 0, 1} is 1
-    assert std.advantages is not None and std.advantages[:, 2].tolist() == [1, -1, 1, 0]
+    assert std.advantages is not None and std.advantages[:, 2].tolist() == [1, -1, 0.5, 0]
 
 
 def test_two_rows_of_one_episode_are_no_group_of_two() -> None:

@@ -17,7 +17,15 @@ from hotcold.algorithms.baselines import (
     no_baseline,
 )
 from hotcold.algorithms.expert_iteration import BestOfGroup, Threshold, TopFraction
-from hotcold.algorithms.losses import ClippedLoss, importance_weighted_loss, policy_gradient_loss
+from hotcold.algorithms.kl import Adaptive, KLTerm, kl_from_names
+from hotcold.algorithms.losses import (
+    ClippedLoss,
+    SequenceClippedLoss,
+    TruncatedISLoss,
+    importance_weighted_loss,
+    policy_gradient_loss,
+)
+from hotcold.algorithms.options import OFF, no_such_option, resolved_values
 from hotcold.algorithms.presets import NOT_BUILT, PRESETS
 from hotcold.equations import fixed_length, mean_per_response, mean_per_token, sum_per_response
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
@@ -33,7 +41,10 @@ OBJECTIVES = {
     "policy_gradient": policy_gradient_loss,
     "importance_weighted": importance_weighted_loss,
     "clipped_surrogate": ClippedLoss,
+    "sequence_clipped_surrogate": SequenceClippedLoss,
+    "truncated_is_policy_gradient": TruncatedISLoss,
 }
+CLIPPED = (ClippedLoss, SequenceClippedLoss, TruncatedISLoss)
 WEIGHTINGS = {
     "sum_per_response": sum_per_response,
     "mean_per_response": mean_per_response,
@@ -57,57 +68,58 @@ def build_algorithm(name: str, options: dict[str, Any], max_tokens: int) -> Algo
             f"unknown algorithm {name!r}.{did_you_mean(name, [*PRESETS, *NOT_BUILT])} There are: "
             f"{', '.join(PRESETS)}, or file.py:Class for your own."
         )
-    return _construct(name, cls, _to_objects(name, fields, max_tokens))
+    return _construct(name, cls, _to_objects(name, cls, fields, max_tokens))
 
 
-def resolved_values(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Every key of a preset with its value, as --dry-run prints it and config.yaml stores it."""
-    values = dict(PRESETS[name].values)
-    if options.get("keep_rule", "threshold") != "threshold":
-        values.pop("threshold", None)
-    extra = {"threshold": 1.0, "fraction": 0.25, "clip_low": 0.2, "clip_high": 0.2}
-    used = _choices_in_use({**values, **options})
-    values.update({key: extra[key] for key in used if key not in values})
-    for key in options:
-        if key not in values:
-            raise _no_such_option(name, key, list(values))
-    return {**values, **options}
-
-
-def _choices_in_use(values: dict[str, Any]) -> tuple[str, ...]:
-    if values.get("objective") == "clipped_surrogate":
-        return ("clip_low", "clip_high")
-    return {"threshold": ("threshold",), "top_fraction": ("fraction",)}.get(str(values.get("keep_rule")), ())
-
-
-def _no_such_option(name: str, key: str, known: list[str]) -> InputError:
-    hints = {
-        "clip_low": " It takes effect with objective=clipped_surrogate.",
-        "clip_high": " It takes effect with objective=clipped_surrogate.",
-        "threshold": " It takes effect with keep_rule=threshold.",
-        "fraction": " It takes effect with keep_rule=top_fraction.",
-    }
-    hint = hints.get(key) or did_you_mean(key, known)
-    return InputError(f"{key} has no effect on {name}.{hint}\n{name} reads: {', '.join(known)}.")
-
-
-def _to_objects(name: str, values: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+def _to_objects(name: str, cls: type, values: dict[str, Any], max_tokens: int) -> dict[str, Any]:
     """Names become the objects they stand for."""
     fields = dict(values)
+    parameters = inspect.signature(cls).parameters
     if isinstance(fields.get("baseline"), str):
         fields["baseline"] = _pick("baseline", fields["baseline"], BASELINES)
     if isinstance(fields.get("weighting"), str):
         fields["weighting"] = _weighting(fields["weighting"], max_tokens)
     if isinstance(fields.get("objective"), str):
-        objective = _pick("objective", fields["objective"], OBJECTIVES)
-        if objective is ClippedLoss:
-            objective = ClippedLoss(_number(fields, "clip_low"), _number(fields, "clip_high"))
-        fields["objective"] = objective
+        fields["objective"] = _objective(fields, takes_clips="clip_low" in parameters)
     if isinstance(fields.get("keep_rule"), str):
         fields["keep_rule"] = _keep_rule(fields)
     if isinstance(fields.get("start_from"), str) and name in PRESETS:
         fields["from_starting"] = _pick("start_from", fields.pop("start_from"), STARTS)
-    return fields
+    if "kl" in parameters and "beta" in fields:
+        fields["kl"] = _kl(fields, PRESETS[name].kl if name in PRESETS else ("reward", "k1"))
+    for key in OPTIONAL_NUMBERS:
+        if key in fields and fields[key] in OFF:
+            fields[key] = None
+    return {key.replace(".", "_"): value for key, value in fields.items()}
+
+
+OPTIONAL_NUMBERS = ("dual_clip", "value_clip", "critic.lam", "max_approx_kl")
+
+
+def _objective(fields: dict[str, Any], takes_clips: bool) -> Any:
+    """The loss; where the class itself takes the clips, what makes the loss from them."""
+    objective = _pick("objective", fields["objective"], OBJECTIVES)
+    if takes_clips:
+        if objective not in CLIPPED:
+            raise InputError(f"objective={fields['objective']} has no clips: rloo and reinforce take it.")
+        return objective
+    if objective not in CLIPPED:
+        return objective
+    clips = {"clip_low": _number(fields, "clip_low"), "clip_high": _number(fields, "clip_high")}
+    dual = fields.pop("dual_clip", None)
+    return objective(**clips) if dual in OFF else objective(**clips, dual_clip=_as_number("dual_clip", dual))
+
+
+def _kl(fields: dict[str, Any], default: tuple[str | None, str]) -> KLTerm | None:
+    beta = _number(fields, "beta")
+    placement, estimator = fields.pop("kl.placement", None), fields.pop("kl.estimator", None)
+    target, horizon = fields.pop("kl.target", None), fields.pop("kl.horizon", 10_000.0)
+    if beta == 0:
+        return None
+    adaptive = None
+    if target not in OFF:
+        adaptive = Adaptive(_as_number("kl.target", target), _as_number("kl.horizon", horizon))
+    return kl_from_names(beta, placement, estimator, adaptive, default)
 
 
 def _keep_rule(fields: dict[str, Any]) -> Any:
@@ -118,7 +130,10 @@ def _keep_rule(fields: dict[str, Any]) -> Any:
 
 
 def _number(fields: dict[str, Any], key: str) -> float:
-    value = fields.pop(key)
+    return _as_number(key, fields.pop(key))
+
+
+def _as_number(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f"{key}={value!r} is not a number.")
     return float(value)
@@ -164,13 +179,15 @@ def _construct(name: str, cls: type, fields: dict[str, Any]) -> Algorithm:
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         for key in fields:
             if key not in parameters:
-                raise _no_such_option(name, key, list(parameters))
+                raise no_such_option(name, key, list(parameters))
     missing = [
         k for k, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     ]
     if absent := [key for key in missing if key not in fields]:
         raise InputError(f"{name} needs {', '.join(absent)}: give {absent[0]}=...")
     for key, value in fields.items():
+        if key in ("dual_clip", "value_clip", "critic_lam", "max_approx_kl") and value is not None:
+            _as_number(key, value)
         _check_type(name, key, value, parameters[key].default if key in parameters else None)
     return cls(**fields)
 

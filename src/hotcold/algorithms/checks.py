@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from hotcold.algorithms.base import QUANTITIES, READS, Algorithm, Objective, Plan
-from hotcold.algorithms.losses import policy_gradient_loss
+from hotcold.algorithms.losses import policy_gradient_loss, surrogate_of
 from hotcold.errors import InputError, NotAvailableError
 
-BUILT_READS = frozenset({"logp_old", "greedy_rewards"})
-BUILT_QUANTITIES = frozenset({"logp", "entropy"})
+OF_MODEL = {  # what each model can be asked for
+    "policy": frozenset({"logp", "entropy", "kl"}),
+    "critic": frozenset({"values"}),
+}
 
 
 def check_algorithm(algorithm: Algorithm, prompts_per_step: int | None) -> None:
@@ -20,24 +22,23 @@ def check_algorithm(algorithm: Algorithm, prompts_per_step: int | None) -> None:
             raise InputError(
                 f"{name} has no `{member}`: an algorithm has plan, reads, objectives, state, keep, credit."
             )
-    _known(name, "reads", algorithm.reads, READS, BUILT_READS)
+    _known(name, "reads", algorithm.reads, READS)
     if not algorithm.objectives:
         raise InputError(f"{name} has no objective: nothing would be trained.")
     if len({objective.model for objective in algorithm.objectives}) < len(algorithm.objectives):
         raise InputError(f"{name} has two objectives for one model: put both terms into one loss.")
     for objective in algorithm.objectives:
         _check_objective(name, objective, algorithm.plan, prompts_per_step)
-    if algorithm.plan is None:
-        raise NotAvailableError(f"{name} takes its rows from a dataset (plan is None): not available yet.")
-    _check_plan(name, algorithm.plan, algorithm.reads)
+    if "values_old" in algorithm.reads and "critic" not in {objective.model for objective in algorithm.objectives}:
+        raise InputError(f"{name} reads values_old but trains no critic: add an Objective with model='critic'.")
+    if algorithm.plan is not None:
+        _check_plan(name, algorithm.plan, algorithm.reads)
 
 
-def _known(name: str, where: str, given: Any, known: frozenset[str], built: frozenset[str]) -> None:
+def _known(name: str, where: str, given: Any, known: frozenset[str]) -> None:
     for quantity in sorted(given):
         if quantity not in known:
             raise InputError(f"{name}: {where} names {quantity!r}; known are {', '.join(sorted(known))}.")
-        if quantity not in built:
-            raise NotAvailableError(f"{name}: {where} names {quantity!r}, which is not available yet.")
 
 
 def _check_plan(name: str, plan: Plan, reads: frozenset[str]) -> None:
@@ -50,26 +51,31 @@ def _check_plan(name: str, plan: Plan, reads: frozenset[str]) -> None:
 
 
 def _check_objective(name: str, objective: Objective, plan: Plan | None, prompts_per_step: int | None) -> None:
-    _known(name, "needs", objective.needs, QUANTITIES, BUILT_QUANTITIES)
-    if objective.model != "policy":
-        raise NotAvailableError(f"{name} trains a {objective.model}: not available yet, only the policy is trained.")
+    _known(name, "needs", objective.needs, QUANTITIES)
+    if objective.model not in OF_MODEL:
+        raise NotAvailableError(f"{name} trains a {objective.model}: not available yet.")
+    if wrong := sorted(objective.needs - OF_MODEL[objective.model]):
+        raise InputError(
+            f"{name}: the {objective.model}'s objective needs {', '.join(wrong)}, which that model does not have; "
+            f"it has {', '.join(sorted(OF_MODEL[objective.model]))}."
+        )
     if objective.epochs < 1 or objective.minibatches < 1:
         raise InputError(
             f"{name}: epochs and minibatches are at least 1, not {objective.epochs}, {objective.minibatches}."
         )
     steps = objective.epochs * objective.minibatches
-    if steps > 1 and objective.on_policy and objective.loss is policy_gradient_loss:
+    if steps > 1 and objective.on_policy and surrogate_of(objective.loss) is policy_gradient_loss:
         raise InputError(
             f"{name}: {steps} optimiser steps on one batch with policy_gradient, which is right for one.\n"
             "Use objective=importance_weighted or objective=clipped_surrogate, or one epoch and one minibatch."
         )
-    if plan is None or prompts_per_step is None:
+    if prompts_per_step is None:
         return
-    rows = prompts_per_step * plan.group_size
+    rows = prompts_per_step * (plan.group_size if plan else 1)
     if rows % objective.minibatches:
+        what = f"responses of a step ({prompts_per_step} prompts x {plan.group_size})" if plan else "rows of a step"
         raise InputError(
-            f"minibatches={objective.minibatches} does not divide the {rows} responses of a step "
-            f"({prompts_per_step} prompts x {plan.group_size}): use one of {_divisors(rows)}."
+            f"minibatches={objective.minibatches} does not divide the {rows} {what}: use one of {_divisors(rows)}."
         )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from hotcold.algorithms.baselines import Baseline, episodes_in_group
+from hotcold.algorithms.episodes import along_episodes
 from hotcold.batch import Batch
 from hotcold.equations import reward_to_go
 from hotcold.errors import InputError
@@ -23,8 +25,12 @@ def check_group(name: str, baseline: str, least: int, group_size: int) -> None:
 
 
 def check_gamma(gamma: float) -> None:
-    if math.isnan(gamma) or not 0 <= gamma <= 1:
-        raise InputError(f"gamma={gamma} is outside 0 to 1.")
+    check_unit("gamma", gamma)
+
+
+def check_unit(name: str, value: float) -> None:
+    if math.isnan(value) or not 0 <= value <= 1:
+        raise InputError(f"{name}={value} is outside 0 to 1.")
 
 
 def keep_where_baseline_exists(batch: Batch, baseline: Baseline) -> Tensor:
@@ -42,21 +48,10 @@ def on_trained(batch: Batch, values: Tensor) -> Tensor:
 
 def returns_minus(batch: Batch, baseline: Tensor, gamma: float) -> Batch:
     """A_t = reward-to-go - b. With one score at the end and gamma 1 this is r - b at every token."""
-    to_go = episode_to_go(batch, gamma)
-    return batch.replace(advantages=on_trained(batch, to_go - baseline[:, None]), returns=to_go)
+    returns = to_go(batch, gamma)
+    return batch.replace(advantages=on_trained(batch, returns - baseline[:, None]), returns=returns)
 
 
-def episode_to_go(batch: Batch, gamma: float) -> Tensor:
-    """[B, T] reward-to-go, on through the later rows of the episode. The rows of an episode stand in time order."""
-    to_go = reward_to_go(batch.token_rewards, batch.response_mask, gamma)
-    if len(batch.episode.unique()) == len(batch):
-        return to_go
-    left = batch.response_mask.flip(1).cumsum(1).flip(1)  # trained tokens from here to the end of the row
-    later: dict[int, Tensor] = {}  # by episode: reward-to-go at the first trained token of the row that comes next
-    for row, episode in reversed(list(enumerate(batch.episode.tolist()))):
-        trained = batch.response_mask[row]
-        if episode in later:
-            to_go[row] += torch.where(trained, gamma ** left[row] * later[episode], 0.0)
-        if trained.any():
-            later[episode] = to_go[row, trained][0]
-    return to_go
+def to_go(batch: Batch, gamma: float) -> Tensor:
+    """[B, T] reward-to-go, on through the later rows of the episode."""
+    return along_episodes(batch, partial(reward_to_go, gamma=gamma), batch.token_rewards)

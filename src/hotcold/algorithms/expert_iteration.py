@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from hotcold.algorithms.base import Objective, Plan, Weighting
+from hotcold.algorithms.kl import KLTerm, with_kl
 from hotcold.algorithms.losses import policy_gradient_loss
+from hotcold.algorithms.policy import policy_objective
 from hotcold.batch import Batch, episode_totals
 from hotcold.equations import mean_per_token
 from hotcold.errors import InputError
@@ -74,10 +76,13 @@ class ExpertIteration:
     keep_rule: KeepRule = field(default_factory=Threshold)
     from_starting: bool = False
     weighting: Weighting = mean_per_token
+    kl: KLTerm | None = None  # ExactKL(beta, in_reward=False): the kept responses are no fair sample of the policy
+    entropy_bonus: float = 0.0
     epochs_per_batch: int = 1
     minibatches: int = 1
 
     def __post_init__(self) -> None:
+        check_imitation("expert_iteration", self.kl)
         if isinstance(self.keep_rule, BestOfGroup) and self.group_size < 2:
             raise InputError("expert_iteration: best_of_group with group_size=1 has nothing to choose; use at least 2.")
 
@@ -92,11 +97,13 @@ class ExpertIteration:
     @property
     def objectives(self) -> tuple[Objective, ...]:
         return (
-            Objective(
+            policy_objective(
                 policy_gradient_loss,
                 self.weighting,
-                epochs=self.epochs_per_batch,
-                minibatches=self.minibatches,
+                self.kl,
+                self.entropy_bonus,
+                self.epochs_per_batch,
+                self.minibatches,
                 restart=self.from_starting,
                 on_policy=False,
             ),
@@ -109,5 +116,17 @@ class ExpertIteration:
         return self.keep_rule(batch)
 
     def credit(self, batch: Batch, state: dict[str, float]) -> tuple[Batch, dict[str, float]]:
-        ones = torch.ones_like(batch.token_rewards)
-        return batch.replace(advantages=torch.where(batch.response_mask, ones, 0.0)), state
+        return imitate(self.kl, batch, state)
+
+
+def imitate(kl: KLTerm | None, batch: Batch, state: dict[str, float]) -> tuple[Batch, dict[str, float]]:
+    """A = 1 at every trained token."""
+    batch, state = with_kl(kl, batch, state)
+    ones = torch.ones_like(batch.token_rewards)
+    return batch.replace(advantages=torch.where(batch.response_mask, ones, 0.0)), state
+
+
+def check_imitation(name: str, kl: KLTerm | None) -> None:
+    """No reward weights the loss, and the rows are no fair samples: of the KL only each state's own is left."""
+    if kl is not None and kl.reads:
+        raise InputError(f"{name}: its rows are chosen, not sampled as they come: use ExactKL(beta, in_reward=False).")

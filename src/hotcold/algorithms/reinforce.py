@@ -10,9 +10,11 @@ from torch import Tensor
 from hotcold.algorithms.base import Objective, Plan, Weighting
 from hotcold.algorithms.baselines import Baseline, batch_mean_baseline
 from hotcold.algorithms.critic_free import check_gamma, check_group, keep_where_baseline_exists, returns_minus
+from hotcold.algorithms.kl import KLTerm, reads_of, state_of, with_kl
 from hotcold.algorithms.losses import Loss, policy_gradient_loss
+from hotcold.algorithms.policy import policy_objective
 from hotcold.batch import Batch
-from hotcold.equations import sum_per_response
+from hotcold.equations import sum_per_response, whiten
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class REINFORCE:
     """A_t = reward-to-go - b, loss -A log pi, summed over a response and averaged over responses: grad J exactly.
 
     b none, the greedy response's score or leave-one-out leave grad J unbiased; the batch mean scales it by (B-1)/B.
+    `whiten` gives the step's advantages mean 0 and std 1 over all trained tokens (REINFORCE++, Hu 2025,
+    arXiv:2501.03262): a step size that does not depend on the scale of the scores, and no longer grad J exactly.
     """
 
     group_size: int = 8
@@ -27,8 +31,12 @@ class REINFORCE:
     objective: Loss = policy_gradient_loss
     weighting: Weighting = sum_per_response
     gamma: float = 1.0
+    whiten: bool = False
+    kl: KLTerm | None = None
+    entropy_bonus: float = 0.0
     epochs_per_batch: int = 1
     minibatches: int = 1
+    max_approx_kl: float | None = None
 
     def __post_init__(self) -> None:
         check_gamma(self.gamma)
@@ -40,14 +48,24 @@ class REINFORCE:
 
     @property
     def reads(self) -> frozenset[str]:
-        return self.baseline.reads
+        return self.baseline.reads | reads_of(self.kl)
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        return (Objective(self.objective, self.weighting, epochs=self.epochs_per_batch, minibatches=self.minibatches),)
+        return (
+            policy_objective(
+                self.objective,
+                self.weighting,
+                self.kl,
+                self.entropy_bonus,
+                self.epochs_per_batch,
+                self.minibatches,
+                max_approx_kl=self.max_approx_kl,
+            ),
+        )
 
     def state(self) -> dict[str, float]:
-        return {}
+        return state_of(self.kl)
 
     def keep(self, batch: Batch) -> Tensor:
         keep = keep_where_baseline_exists(batch, self.baseline)
@@ -56,4 +74,9 @@ class REINFORCE:
         return torch.zeros_like(keep) if batch.greedy_rewards is None else keep & ~batch.greedy_rewards.isnan()
 
     def credit(self, batch: Batch, state: dict[str, float]) -> tuple[Batch, dict[str, float]]:
-        return returns_minus(batch, self.baseline.rows(batch), self.gamma), state
+        batch, state = with_kl(self.kl, batch, state, self.gamma)
+        batch = returns_minus(batch, self.baseline.rows(batch), self.gamma)
+        if self.whiten:
+            assert batch.advantages is not None
+            batch = batch.replace(advantages=whiten(batch.advantages, batch.trained))
+        return batch, state
