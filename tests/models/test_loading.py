@@ -232,7 +232,11 @@ def remote_tokenizer(folder: Path) -> None:
 
 def adapter(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+
+
+def adapter_beside_a_model(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
 
 
 def classifier(folder: Path) -> None:
@@ -275,7 +279,8 @@ def shard_lost(folder: Path) -> None:
         (cut_off, "broken or cut off"),
         (remote_code, "never run here"),
         (remote_tokenizer, "never run here"),
-        (adapter, "adapter only"),
+        (adapter, "does not say which model"),
+        (adapter_beside_a_model, "a whole model and an adapter"),
         (classifier, "no causal language model"),
         (lost_layer, "would start at random"),
         (one_layer_less, r"9 tensors .* has no place for.*model\.layers\.1\."),  # 4 of attention, 3 of the MLP, 2 norms

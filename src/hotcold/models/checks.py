@@ -13,6 +13,18 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from hotcold.errors import InputError, did_you_mean
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# What makes a plain LoRA adapter, and is handed on to peft ...
+ADAPTER_KEYS = {
+    "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
+    "layers_to_transform", "layers_pattern", "task_type", "base_model_name_or_path", "revision",
+}  # fmt: skip
+# ... and what says how it was made or stored. Any other key that is set asks for more than W + scaling B A.
+NO_EFFECT = {
+    "peft_type", "peft_version", "auto_mapping", "inference_mode", "lora_dropout", "fan_in_fan_out",
+    "megatron_core", "qalora_group_size", "eva_config",
+}  # fmt: skip
+PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")  # of A and B; the others change W
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
 
 
@@ -30,22 +42,82 @@ def looks_like_a_hub_name(spec: str) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises InputError unless the folder is a causal language model with safetensors weights and a tokenizer."""
-    if (folder / "adapter_config.json").is_file() and not _model_weights(folder):
-        raise InputError(
-            f"{folder} holds an adapter only, not the model it belongs to.\n"
-            "Merge it into its base model (peft: merge_and_unload, then save_pretrained) and give that folder."
-        )
+    """Raises InputError unless the folder is a causal language model with safetensors weights."""
     _check_config(folder)
     _check_generation_config(folder)
     _check_weights(folder)
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+
+
+def check_bare_folder(folder: Path) -> dict[str, Any]:
+    """The config. Raises InputError unless the folder is a model of any class with safetensors weights."""
+    config = _plain_config(folder)
+    _check_weights(folder)
+    return config
+
+
+def check_tokenizer(folder: Path) -> None:
+    if not has_tokenizer(folder):
         raise InputError(
             f"{folder} has no tokenizer ({', '.join(TOKENIZER_FILES[:3])} ...).\n"
             "Save it next to the model: tokenizer.save_pretrained(folder)."
         )
     if "auto_map" in _json(folder / "tokenizer_config.json"):
         raise _remote_code(folder / "tokenizer_config.json")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def is_adapter(folder: Path) -> bool:
+    return (folder / ADAPTER_CONFIG).is_file()
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """The config of a folder in PEFT's format. Raises InputError unless it is plain LoRA in safetensors."""
+    if _model_weights(folder) or (folder / "model.safetensors.index.json").is_file():
+        raise InputError(
+            f"{folder} holds a whole model and an adapter ({ADAPTER_CONFIG}): it is not clear which is meant.\n"
+            "Put the adapter into a folder of its own and give one of the two."
+        )
+    config = _json(folder / ADAPTER_CONFIG)
+    if config.get("peft_type") != "LORA":
+        raise merge_first(folder, f"is of the kind {config.get('peft_type')!r}")
+    if config.get("init_lora_weights", True) not in PLAIN_STARTS:
+        raise merge_first(
+            folder, f"has init_lora_weights {config['init_lora_weights']!r}, which changes its base model"
+        )
+    for key, value in config.items():
+        known = key in ADAPTER_KEYS or key in NO_EFFECT or key == "init_lora_weights"
+        if not known and value not in (None, False, "none", [], {}):
+            raise merge_first(folder, f"has {key} {str(value)[:80]!r}")
+    if not (isinstance(config.get("base_model_name_or_path"), str) and config["base_model_name_or_path"]):
+        raise InputError(
+            f"{folder / ADAPTER_CONFIG} does not say which model the adapter belongs to.\n"
+            "Write its folder or hub name there as base_model_name_or_path."
+        )
+    _check_adapter_weights(folder)
+    return config
+
+
+def _check_adapter_weights(folder: Path) -> None:
+    path = folder / ADAPTER_WEIGHTS
+    if path.is_file():
+        return _check_readable(path)
+    if pickles := sorted(p.name for pattern in PICKLES for p in folder.glob(pattern)):
+        raise InputError(
+            f"{folder} has pickled weights only ({', '.join(pickles[:3])}). They were not read, because loading "
+            "a pickle runs whatever code is in it.\n"
+            "Convert them to safetensors where you trust them: peft's save_pretrained(folder)."
+        )
+    raise InputError(f"{folder} has no {ADAPTER_WEIGHTS}. Save the adapter again with peft's save_pretrained.")
+
+
+def merge_first(folder: Path, what: str) -> InputError:
+    return InputError(
+        f"The adapter in {folder} {what}; only plain LoRA on linear layers can be trained here.\n"
+        "Merge it into its base model (peft: merge_and_unload, then save_pretrained) and give that folder."
+    )
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -71,7 +143,7 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_config(folder: Path) -> None:
+def _plain_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise InputError(
@@ -85,6 +157,11 @@ def _check_config(folder: Path) -> None:
         raise InputError(
             f"{folder} holds quantised weights, which cannot be trained.\nGive the model in fp32, bf16 or fp16."
         )
+    return config
+
+
+def _check_config(folder: Path) -> None:
+    config = _plain_config(folder)
     kind, named = config.get("model_type"), config.get("architectures") or []
     causal = {name for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in _names(value)}
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or (named and not causal & set(named)):
@@ -128,8 +205,12 @@ def _check_weights(folder: Path) -> None:
     for path in files:
         if not path.is_file():
             raise InputError(f"{folder} lacks {path.name}, which its index names. Fetch or save the model again.")
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{path} is broken or cut off ({error}).\nFetch or save the model again.") from error
+        _check_readable(path)
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} is broken or cut off ({error}).\nFetch or save the model again.") from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +19,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from hotcold.errors import InputError
-from hotcold.models.checks import check_folder, looks_like_a_hub_name, missing_folder, weight_files
+from hotcold.models.adapters import load_adapter, merged, scalings
+from hotcold.models.checks import (
+    ADAPTER_WEIGHTS,
+    check_folder,
+    check_tokenizer,
+    has_tokenizer,
+    is_adapter,
+    looks_like_a_hub_name,
+    merge_first,
+    missing_folder,
+    read_adapter_config,
+    weight_files,
+)
 from hotcold.models.gguf_files import dequantised, file_sha256, smollm2_file
 from hotcold.models.hf import context_length
 
@@ -37,22 +51,32 @@ class LoadedModel:
     eos_ids: tuple[int, ...]  # every id that ends a response
     pad_id: int  # only fills; may be an EOS id
     context_length: int | None
-    source: str  # the folder it was loaded from
-    sha256: str  # of the weight files
+    source: str  # the folder it was loaded from; with an adapter: that of its base model
+    sha256: str  # of the weight files; with an adapter: of both
     notes: tuple[str, ...]  # what was changed on the way, for the user
+    adapter: str | None = None  # the PEFT folder whose adapter is in the module and the only part that trains
 
 
 def load_model(spec: str, device: str = "cpu", cache_dir: str | Path | None = None) -> LoadedModel:
-    """`spec`: a folder in Hugging Face format, a .gguf file, `smollm2`, or a hub name."""
+    """`spec`: a folder in Hugging Face or PEFT format, a .gguf file, `smollm2`, or a hub name."""
     with _quiet():
-        folder = resolve_folder(spec, Path(cache_dir) if cache_dir is not None else None)
+        cache = Path(cache_dir) if cache_dir is not None else None
+        given = resolve_folder(spec, cache)
+        adapter = read_adapter_config(given) if is_adapter(given) else None
+        folder = given if adapter is None else _base_folder(given, adapter, cache)
+        words = given if has_tokenizer(given) else folder
         check_folder(folder)
+        check_tokenizer(words)
         config = _load_config(folder)  # before the tokenizer, which reads it too
-        tokenizer = _load_tokenizer(folder)
+        tokenizer = _load_tokenizer(words)
         notes = _without_dropout(config)
         module = _load_module(folder, config)
+        sha256 = file_sha256(*weight_files(folder))
+        if adapter is not None:
+            notes += load_adapter(module, given, adapter)
+            sha256 = _sha256_with_adapter(module, given, sha256)
     notes += _without_dropout_modules(module)
-    notes += _check_vocabulary(folder, module, tokenizer)
+    notes += _check_vocabulary(words, module, tokenizer)
     eos_ids = all_eos_ids(module, tokenizer)
     if not eos_ids:
         notes.append("the model names no EOS id: every response runs to the length limit or a stop string")
@@ -64,9 +88,36 @@ def load_model(spec: str, device: str = "cpu", cache_dir: str | Path | None = No
         _pad_id(module, tokenizer, eos_ids),
         length,
         str(folder),
-        file_sha256(*weight_files(folder)),
+        sha256,
         tuple(notes),
+        None if adapter is None else str(given),
     )
+
+
+def _base_folder(folder: Path, adapter: dict[str, Any], cache_dir: Path | None) -> Path:
+    """The folder of the model that an adapter belongs to: as it is named, beside the adapter, or on the hub."""
+    name, revision = adapter["base_model_name_or_path"], adapter.get("revision")
+    beside = next((p for p in (Path(name).expanduser(), folder / name, folder.parent / name) if p.is_dir()), None)
+    try:
+        if beside is None and revision and looks_like_a_hub_name(name):
+            base = _from_hub(name, revision)
+        else:
+            base = beside or resolve_folder(name, cache_dir)
+    except InputError as error:
+        raise InputError(
+            f"The adapter in {folder} names its base model as {name!r}, which was found neither there nor beside the "
+            f"adapter nor on the hub:\n{str(error).splitlines()[-2:][0][:300]}\n"
+            "Correct base_model_name_or_path in its adapter_config.json."
+        ) from error
+    if is_adapter(base):
+        raise merge_first(folder, f"belongs to {base}, which is an adapter itself")
+    return base
+
+
+def _sha256_with_adapter(module: nn.Module, folder: Path, base_sha256: str) -> str:
+    """Of what the base and the adapter compute together: both files and the factors, wherever the folders stand."""
+    parts = {"base": base_sha256, "adapter": file_sha256(folder / ADAPTER_WEIGHTS), "scalings": scalings(module)}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def resolve_folder(spec: str, cache_dir: Path | None = None) -> Path:
@@ -82,9 +133,10 @@ def resolve_folder(spec: str, cache_dir: Path | None = None) -> Path:
     raise missing_folder(spec)
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, revision: str | None = None) -> Path:
+    ignored = ["*/*", "consolidated*"]
     try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=["*/*", "consolidated*"]))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=ignored))
     except Exception as error:
         reason = str(error).strip().splitlines()
         raise InputError(
@@ -120,9 +172,20 @@ def _load_tokenizer(folder: Path) -> Any:
         ) from error
 
 
-def _load_module(folder: Path, config: Any) -> Any:
+def load_bare(folder: Path, auto: Any) -> tuple[Any, Any]:
+    """A model of another class (`auto`: AutoModel ...) under the same rules, and its tokenizer if it has one."""
+    with _quiet():
+        config = _load_config(folder)
+        tokenizer = _load_tokenizer(folder) if has_tokenizer(folder) else None
+        _without_dropout(config)
+        module = _load_module(folder, config, auto)
+    _without_dropout_modules(module)
+    return module.eval(), tokenizer
+
+
+def _load_module(folder: Path, config: Any, auto: Any = AutoModelForCausalLM) -> Any:
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto.from_pretrained(
             folder,
             config=config,
             dtype=torch.float32,
@@ -215,11 +278,20 @@ def all_eos_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def export_model(module: Any, tokenizer: Any, folder: str | Path, eos_ids: Sequence[int]) -> None:
-    """A plain Hugging Face folder in float32 safetensors, with the tokenizer, chat template and all EOS ids."""
+    """A plain Hugging Face folder in float32 safetensors, with the tokenizer, chat template and all EOS ids.
+
+    An adapter is merged into what is written, not into the module.
+    """
     assert all(p.dtype == torch.float32 for p in module.parameters() if p.is_floating_point())
-    with _as_stored(module, eos_ids), _quiet():
+    with merged(module), _as_stored(module, eos_ids), _quiet():
         module.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def save_bare(module: Any, folder: str | Path) -> None:
+    """A model of another class in float32 safetensors. An adapter is merged into what is written."""
+    with merged(module), _quiet():
+        module.save_pretrained(folder)
 
 
 def _is_tied(module: Any) -> bool:
