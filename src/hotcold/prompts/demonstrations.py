@@ -89,13 +89,15 @@ def _response_column(rows: Sequence[Mapping[str, Any]], asked: str, named: str |
 
 def _conversation(prompt: Prompt, content: Sequence[Any], place: str) -> Demonstration:
     """Messages whose assistant turns are the responses."""
-    made = Demonstration(prompt, checked_messages(content, place))
+    messages = checked_messages(content, place)
+    made = Demonstration(prompt, messages)
     if not made.turns:
         raise InputError(
             f"{place}: no assistant turn after another one, so there is no response to learn.\n"
             "Add one, or name the column of the responses: data.response=COLUMN."
         )
-    return _with_words(made, place)
+    _check_words(messages, 1, place)
+    return made
 
 
 def _answered(prompt: Prompt, row: Mapping[str, Any], column: str, where: str) -> Demonstration:
@@ -121,27 +123,28 @@ def _answered_by_messages(prompt: Prompt, messages: Messages, place: str) -> Dem
     content = prompt.content
     given: Messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
     prompt = replace(prompt, content=given)
+    first = 0
     if messages and messages[0]["role"] != "assistant":
-        if messages[: len(given)] != given:
+        first = len(given)
+        if messages[:first] != given:
             raise InputError(
                 f"{place}: the messages begin with {shown(messages[0])}, which is not how the prompt begins.\n"
                 "An assistant's turn is needed, or the prompt's own messages and then the assistant's."
             )
-        messages = messages[len(given) :]
-    made = Demonstration(prompt, [*given, *messages], len(given))
+    made = Demonstration(prompt, [*given, *messages[first:]], len(given))
     if not made.turns:
         raise InputError(f"{place}: no assistant turn, so there is no response to learn. Add one or remove the row.")
-    return _with_words(made, place)
-
-
-def _with_words(made: Demonstration, place: str) -> Demonstration:
-    for turn in made.turns:
-        message = made.response[turn]
-        assert isinstance(message, dict)
-        content = message.get("content")
-        if not message.get("tool_calls") and isinstance(content, str):
-            check_not_blank(content, f"{place}, message {turn}")
+    _check_words(messages, first, place)
     return made
+
+
+def _check_words(messages: Messages, first: int, place: str) -> None:
+    """No response, from message `first` on, may be without words and without a call of a tool."""
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        if number >= first and message["role"] == "assistant" and isinstance(content, str):
+            if not message.get("tool_calls"):
+                check_not_blank(content, f"{place}, message {number}")
 
 
 def hold_out_demonstrations(
