@@ -1,6 +1,7 @@
 """Demonstrations from rows: where the response is found, what is refused, what is held out."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hotcold.prompts import (
     make_prompts,
     read_rows,
 )
+from hotcold.prompts.demonstrations import RESPONSE_HABITS
 
 USER, REPLY = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -198,3 +200,15 @@ def test_the_fingerprint_covers_the_responses_and_what_is_trained_of_them() -> N
     assert fingerprint_demonstrations(make_demonstrations([asked(1)])) in prints
     named = [make_demonstrations([{"prompt": "a", "x": "1", "y": "2"}], None, column) for column in ("x", "y")]
     assert fingerprint_demonstrations(named[0]) != fingerprint_demonstrations(named[1])
+
+
+# ------------------------------------------------------------------ docs/data.md
+
+
+def test_the_rows_and_the_columns_of_the_data_page_are_those_of_the_code() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "data.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```jsonl\n(.*?)```", page, flags=re.DOTALL)
+    rows = [json.loads(line) for line in block.splitlines()]
+    assert [one(row).last_text for row in rows] == ["12", "12", "12"]
+    names = [f"`{name}`" for name in RESPONSE_HABITS]
+    assert f"a column {', '.join(names[:-1])} or {names[-1]}, the first that exists" in page
