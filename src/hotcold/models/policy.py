@@ -36,16 +36,16 @@ def measure(
     if not len(row):
         return _nothing(trained, needs)
     logits = trained_logits(module, batch, row, at)
-    logp = _scatter(selected_logp(logits, batch.tokens[row, at], temperature), trained)
+    logp = scatter(selected_logp(logits, batch.tokens[row, at], temperature), trained)
     kl = None
     if "kl" in needs and reference is not None:
         with torch.no_grad(), reference.module() as frozen:
             logits_ref = trained_logits(frozen, batch, row, at)
-        kl = _scatter(state_kl(logits, logits_ref, temperature), trained)
+        kl = scatter(state_kl(logits, logits_ref, temperature), trained)
     if "entropy" not in needs and not torch.is_grad_enabled():
         return Measured(Forward(logp=logp, kl=kl), None)
     with torch.set_grad_enabled(torch.is_grad_enabled() and "entropy" in needs):
-        entropy = _scatter(state_entropy(logits, temperature), trained)
+        entropy = scatter(state_entropy(logits, temperature), trained)
     return Measured(Forward(logp=logp, entropy=entropy if "entropy" in needs else None, kl=kl), entropy.detach())
 
 
@@ -82,6 +82,6 @@ def _nothing(trained: Tensor, needs: frozenset[str]) -> Measured:
     return Measured(Forward(logp=zero, **asked), zero)
 
 
-def _scatter(values: Tensor, mask: Tensor) -> Tensor:
+def scatter(values: Tensor, mask: Tensor) -> Tensor:
     """[B, T] with `values` [N] where `mask` is True, in row order, 0 elsewhere."""
     return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)

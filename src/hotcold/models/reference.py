@@ -42,9 +42,19 @@ def copy_as_reference(module: nn.Module, sha256: str, source: str) -> FrozenRefe
 
 def load_reference(spec: str, device: str, policy: LoadedModel) -> FrozenReference:
     """A reference given by path. Its tokens must be the policy's."""
-    loaded = load_model(spec, device)
+    with said_of("reference", spec):
+        loaded = load_model(spec, device)
     check_same_vocabulary(policy, loaded)
     return FrozenReference(loaded.module, loaded.sha256, loaded.source)
+
+
+@contextmanager
+def said_of(key: str, spec: str) -> Iterator[None]:
+    """An error about `model=spec` names the key under which the path was given."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace(f"model={spec}", f"{key}={spec}", 1)) from error
 
 
 def check_apart(policy_parameters: Iterable[Tensor], reference_module: nn.Module) -> None:
