@@ -4,139 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import ValidationError
 
+from hotcold.algorithms.presets import PRESETS, Preset
 from hotcold.errors import InputError, NotAvailableError
 
-PYTHON = "<from Python: "  # begins the placeholder of an object that no file can hold
-
-# ---- values of one key
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("true and false are no numbers")
-    return value
-
-
-def word_for_none(*words: str) -> BeforeValidator:
-    """`auto` or `off` for None."""
-    return BeforeValidator(lambda value: None if isinstance(value, str) and value in words else value)
-
-
-def _path_text(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _texts(value: Any) -> Any:
-    texts = (value,) if isinstance(value, str) else () if value is None else tuple(value)
-    if any(not isinstance(text, str) or text == "" for text in texts):
-        raise ValueError("one text or a list of texts is needed, none of them empty")
-    return texts
-
-
-def _source(value: Any) -> Any:
-    """A path or name as text; rows or a function from Python as they are."""
-    if value is None or callable(value):
-        return value
-    value = _path_text(value)
-    if isinstance(value, str):
-        return _no_placeholder(value)
-    if isinstance(value, list | tuple) and all(isinstance(row, dict) for row in value):
-        return list(value)
-    raise ValueError("a file, a name, or in Python a list of rows (dicts) is needed")
-
-
-def _no_placeholder(value: str) -> str:
-    if value.startswith(PYTHON):
-        raise ValueError("it was a Python object, which a file cannot hold: give it again")
-    return value
-
-
-def _rewards(value: Any) -> Any:
-    rewards = tuple(value) if isinstance(value, list | tuple) else () if value is None else (value,)
-    for reward in rewards:
-        if isinstance(reward, str) and reward:
-            _no_placeholder(reward)
-        elif not callable(reward):
-            raise ValueError("FILE.py:NAME, in Python a function, or a list of these is needed")
-    return rewards
-
-
-def _reward_weights(value: Any) -> Any:
-    return (value,) if isinstance(value, int | float | str) else value
-
-
-def _norm(value: Any) -> Any:
-    if value is None or value in ("auto", "none"):
-        return None if value == "auto" else value
-    try:
-        norm = float(_number(value))
-    except (TypeError, ValueError):
-        norm = math.nan
-    if not 0 < norm < math.inf:
-        raise ValueError("a number above 0, auto, or none for no clipping is needed")
-    return norm
-
-
-def _sampler(value: Any) -> Any:
-    if value == "vllm":
-        raise NotAvailableError("sampler=vllm is not available yet; leave it out.")
-    if value != "transformers" and not (isinstance(value, str) and re.fullmatch(r"replay:.+", value)):
-        raise ValueError("transformers or replay:FILE.parquet is needed")
-    return value
-
-
-def _device(value: Any) -> Any:
-    value = "auto" if value is None else value
-    if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
-        raise ValueError("auto, cpu, cuda, cuda:1 or mps is needed")
-    return value
-
-
-def _resume(value: Any) -> Any:
-    value = "no" if value is False else _path_text(value)
-    if not isinstance(value, str) or not value:
-        raise ValueError("no, auto or a run folder is needed")
-    return value
-
-
-def _later(key: str, *words: str) -> BeforeValidator:
-    def check(value: Any) -> Any:
-        if value in words:
-            raise NotAvailableError(f"{key}={value} is not available yet; leave it out.")
-        return value
-
-    return BeforeValidator(check)
-
-
-_NUMBER = BeforeValidator(_number)
-Whole = Annotated[int, _NUMBER]
-Count = Annotated[int, _NUMBER, Field(ge=1)]  # 1, 2, ...
-CountOrZero = Annotated[int, _NUMBER, Field(ge=0)]
-Real = Annotated[float, _NUMBER, Field(allow_inf_nan=False)]
-NotNegative = Annotated[float, _NUMBER, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, _NUMBER, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, _NUMBER, Field(ge=0, le=1)]
-ShareAboveZero = Annotated[float, _NUMBER, Field(gt=0, le=1)]
-Seed = Annotated[int, _NUMBER, Field(ge=0, lt=2**63)]
-PathText = Annotated[str, BeforeValidator(_path_text)]
-Auto = word_for_none("auto")
-Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
-Source = Annotated[Any, BeforeValidator(_source)]
-Rewards = Annotated[tuple[Any, ...], BeforeValidator(_rewards)]
-RewardWeights = Annotated[tuple[Real, ...] | None, BeforeValidator(_reward_weights)]
-Norm = Annotated[float | Literal["none"] | None, BeforeValidator(_norm)]
-SamplerName = Annotated[str, BeforeValidator(_sampler)]
-Device = Annotated[str, BeforeValidator(_device)]
-Resume = Annotated[str, BeforeValidator(_resume)]
-Dtype = Annotated[Literal["fp32"], _later("dtype", "bf16", "bfloat16", "fp16", "float16")]
-Truncated = Annotated[Literal["keep"], _later("truncated", "mask", "penalty")]
+if TYPE_CHECKING:
+    from hotcold.config.schema import Config
 
 # ---- several keys together
 
@@ -173,24 +51,129 @@ def check_not_truncating(top_p: float, top_k: int, min_p: float) -> None:
         )
 
 
-def check_plain_step(optimizer: str, warmup_steps: int, max_grad_norm: Any) -> None:
-    if optimizer != "sgd":
+def check_plain_step(config: Config) -> None:
+    if config.optimizer != "sgd":
         return
-    if warmup_steps != 0 or max_grad_norm != "none":
-        key = f"warmup_steps={warmup_steps}" if warmup_steps else f"max_grad_norm={max_grad_norm}"
+    wrong = [f"warmup_steps={config.warmup_steps}"] if config.warmup_steps else []
+    norms = {"max_grad_norm": config.max_grad_norm, "critic.max_grad_norm": config.critic.max_grad_norm}
+    wrong += [f"{key}={norm}" for key, norm in norms.items() if norm != "none"]
+    if wrong:
         raise InputError(
-            f"{key} has no effect with optimizer=sgd, which takes a plain step (no warm-up, no clip). Leave it out."
+            f"{wrong[0]} has no effect with optimizer=sgd, which takes a plain step (no warm-up, no clip). "
+            "Leave it out."
         )
 
 
-def check_record(resume: str, run: str | None, stop_at: float | None, every: int) -> None:
+def check_record(config: Config) -> None:
+    run, resume = config.run, config.resume
     if resume == "auto" and run is None:
         raise InputError("resume=auto continues the run of that name, and there is no name: add run=NAME.")
     named = run if run is None or "/" in run else os.path.join("runs", run)
     if resume not in ("no", "auto") and named is not None and os.path.abspath(named) != os.path.abspath(resume):
         raise InputError(f"resume={resume} continues in that folder, run={run} names another: leave run out.")
-    if stop_at is not None and every == 0:
+    if config.stop_at is not None and config.eval.every == 0:
         raise InputError("stop_at needs evaluations, and eval.every=0 makes none: set eval.every or leave stop_at out.")
+    if config.stop_at is not None and not config.reward:
+        raise InputError("stop_at needs evaluations, and without a reward there are none: add reward=FILE.py.")
+
+
+def void_keys(config: Config) -> dict[str, str]:
+    """Keys that the values of others make void, each with what gives it an effect."""
+    void: dict[str, str] = {}
+    if _has_critic(config) is False:
+        void |= dict.fromkeys(CRITIC_KEYS, "an algorithm that has a critic (ppo)")
+    if _beta(config) == 0:
+        void["reference"] = "beta above 0"
+    if config.lora.rank == 0:
+        void |= dict.fromkeys(("lora.alpha", "lora.targets"), "lora.rank above 0")
+    if config.mismatch.mode == "off":
+        void["mismatch.level"] = "mismatch=truncate or mismatch=mask"
+    if config.mismatch.mode != "truncate":
+        void["mismatch.cap"] = "mismatch=truncate"
+    if config.mismatch.mode != "mask":
+        void |= dict.fromkeys(("mismatch.low", "mismatch.high"), "mismatch=mask")
+    if config.truncated != "penalty":
+        void |= dict.fromkeys(("overlong.buffer", "overlong.penalty"), "truncated=penalty")
+    return void
+
+
+CRITIC_KEYS = ("critic.init", "critic.learning_rate", "critic.max_grad_norm", "lora.critic")
+
+
+def _has_critic(config: Config) -> bool | None:
+    """None: not known before the algorithm is built."""
+    preset = preset_of(config.algorithm)
+    return None if preset is None else any(key.startswith("critic.") for key in preset.values)
+
+
+def _beta(config: Config) -> Any:
+    preset = preset_of(config.algorithm)
+    return None if preset is None else config.algorithm_options.get("beta", preset.values["beta"])
+
+
+def preset_of(algorithm: Any) -> Preset | None:
+    return PRESETS.get(algorithm) if isinstance(algorithm, str) else None
+
+
+def check_void(config: Config) -> None:
+    check_not_given(config, void_keys(config))
+
+
+def check_not_given(config: Config, void: Mapping[str, str]) -> None:
+    """Raises InputError for a key that somebody gave and that has no effect: {"reference": "beta above 0"}."""
+    for key, cause in void.items():
+        outer, _, inner = key.partition(".")
+        part, name = (getattr(config, outer), inner) if inner else (config, key)
+        value = getattr(part, name)
+        if key == "critic.max_grad_norm" and config.optimizer == "sgd":
+            continue  # nobody gave it: a plain step is not clipped
+        if name in part.model_fields_set and value is not None:
+            raise InputError(f"{key}={_shown(value)} has no effect: it takes effect with {cause}. Leave it out.")
+
+
+def check_bounds(config: Config) -> None:
+    """Numbers that bound each other."""
+    low, high = config.mismatch.low, config.mismatch.high
+    if config.mismatch.mode == "mask" and low > high:
+        raise InputError(f"mismatch.low={low:g} is above mismatch.high={high:g}: no weight would lie between them.")
+    buffer, limit = config.overlong.buffer, config.max_tokens
+    if buffer is not None and limit is not None and buffer > limit:
+        raise InputError(
+            f"overlong.buffer={buffer} tokens are more than max_tokens={limit}: the penalty grows over the last\n"
+            "overlong.buffer tokens before max_tokens. Give at most that many, or leave it out for a fifth."
+        )
+
+
+def check_reward_given(config: Config) -> None:
+    """For an algorithm that samples: its responses must be scored, unless rows with scores are replayed."""
+    if not config.reward and config.replay_file is None:
+        raise missing("reward")
+
+
+def check_sampling_keys(config: Config, samples: bool) -> None:
+    """Keys of the other kind of algorithm. `samples`: it learns from its own responses, not from those of the data."""
+    name = config.algorithm if isinstance(config.algorithm, str) else type(config.algorithm).__name__
+    given: dict[str, Any]
+    if samples:
+        train_on = None if config.data.train_on == "assistant" else config.data.train_on
+        given = {"data.response": config.data.response, "data.train_on": train_on}
+        why = f"{name} learns from responses that it samples, not from those of the data (sft does)"
+    else:
+        truncated = None if config.truncated == "keep" else config.truncated
+        mismatch = None if config.mismatch.mode == "off" else config.mismatch.mode
+        given = {"truncated": truncated, "mismatch": mismatch}
+        why = f"{name} samples no responses to train on"
+    if config.replay_file is not None:
+        return
+    for key, value in given.items():
+        if value is not None:
+            raise InputError(f"{key}={value} has no effect: {why}. Leave it out.")
+
+
+def samples(algorithm: Any) -> bool | None:
+    """Whether the algorithm learns from responses that it samples. None: not known before it is built."""
+    preset = preset_of(algorithm)
+    return None if preset is None else "group_size" in preset.values
 
 
 def check_run_folder(folder: str) -> None:
@@ -248,6 +231,7 @@ _HINTS = {  # for a number that is too small
         " Evaluations measure the greedy response too."
     ),
     "top_k": " 0 is all tokens.",
+    "lora.rank": " 0 is off, 16 is usual.",
     "max_tokens": " Leave it out for 512, or 128 on a CPU.",
 }
 

@@ -47,7 +47,10 @@ TRAIN_KEYS: dict[str, tuple[Key, ...]] = {
         Key("algorithm", "-", f"{', '.join(PRESETS)}, or FILE.py:CLASS; written first without `algorithm=`"),
         MODEL,
         *DATA,
+        Key("data.response", "found by habit", "sft: column of the response, as text; messages may hold it themselves"),
+        Key("data.train_on", "assistant", "sft: assistant (the responses), or all tokens"),
         *REWARD,
+        Key("reference", "the starting model", "beta above 0: the frozen model that the policy is kept near"),
     ),
     "How much": (
         Key("steps", "100", "batches of prompts; each is sampled, scored and learnt from"),
@@ -70,30 +73,73 @@ TRAIN_KEYS: dict[str, tuple[Key, ...]] = {
         Key("top_p", "1.0", "only 1.0 in training; eval and sample take others"),
         Key("top_k", "0", "only 0 in training; eval and sample take others"),
         Key("min_p", "0.0", "only 0 in training; eval and sample take others"),
-        Key("truncated", "keep", "a response cut at max_tokens counts like any other"),
+        Key(
+            "truncated",
+            "keep",
+            "a response cut at max_tokens: keep counts it like any other, mask leaves it out of the loss, "
+            "penalty takes reward off near the limit (dapo: penalty)",
+        ),
+        Key("overlong.buffer", "auto: a fifth of max_tokens", "truncated=penalty: last tokens, over which it grows"),
+        Key("overlong.penalty", "1.0", "truncated=penalty: reward that a response of max_tokens loses"),
         Key("sampler", "transformers", "transformers, or replay:FILE.parquet to train on given ids and rewards"),
+        Key(
+            "mismatch",
+            "off",
+            "weights against a sampler that differs from the policy: off, truncate, mask (long: mismatch.mode)",
+        ),
+        Key("mismatch.level", "token", "token, sequence (their product), geometric (their mean)"),
+        Key("mismatch.cap", "2.0", "mismatch=truncate: largest weight"),
+        Key("mismatch.low", "0.5", "mismatch=mask: a smaller weight becomes 0"),
+        Key("mismatch.high", "5.0", "mismatch=mask: a larger weight becomes 0"),
     ),
     "Algorithm": (
         Key("baseline", "batch_mean (reinforce)", "none, batch_mean, leave_one_out, greedy"),
         Key("scale_by_std", "true (grpo)", "divide advantages by the group's standard deviation"),
+        Key("whiten", "by algorithm", "centre and scale advantages over the step (ppo, reinforce_pp: true)"),
         Key(
             "objective",
-            "policy_gradient (reinforce, rloo)",
-            "policy_gradient, importance_weighted, clipped_surrogate",
+            "by algorithm",
+            "policy_gradient, importance_weighted, clipped_surrogate, sequence_clipped_surrogate (gspo), "
+            "truncated_is_policy_gradient (cispo)",
         ),
         Key(
             "weighting",
             "by algorithm",
             "sum_per_response, mean_per_response, mean_per_token, fixed_length (or fixed_length:128)",
         ),
-        Key("clip_low", "0.2", "the ratio is kept above 1 - clip_low"),
-        Key("clip_high", "0.2", "the ratio is kept below 1 + clip_high"),
-        Key("gamma", "1.0", "discount per token (reinforce, rloo)"),
+        Key("clip_low", "by algorithm", "the ratio is kept above 1 - clip_low (0.2)"),
+        Key("clip_high", "by algorithm", "the ratio is kept below 1 + clip_high (0.2; dapo: 0.28)"),
+        Key("dual_clip", "off", "above 1: bounds the loss of a bad token at dual_clip x |advantage|; 3 is usual"),
+        Key("gamma", "1.0", "discount per token (reinforce, rloo, ppo)"),
+        Key("lam", "1.0 (ppo)", "GAE: 1 weighs the score fully at every token, less trusts the critic"),
+        Key("value_clip", "off", "ppo: no gain from moving a value further than this within a step"),
+        Key("critic.lam", "off", "ppo: lam of the returns that the critic learns; off: lam"),
+        Key("critic.warmup", "0", "ppo: first steps, in which the critic alone is trained"),
+        Key("entropy_bonus", "0.0", "reward per nat of entropy, in the loss"),
+        Key("max_approx_kl", "off", "end the passes over a batch once the policy moved so far (nats per token)"),
+        Key("beta", "0.0", "strength of the leash to the reference, reward per nat of KL; 0 loads no reference"),
+        Key("kl.placement", "by algorithm", "with beta: reward, loss, loss_times_ratio"),
+        Key("kl.estimator", "by algorithm", "with beta: k1, k2, k3, exact (the whole vocabulary)"),
+        Key("kl.target", "off", "with beta: nats per response that beta is moved towards; off: beta is fixed"),
+        Key("kl.horizon", "10000.0", "with kl.target: responses over which beta is moved"),
+        Key("drop_zero_variance", "by algorithm", "leave out groups whose scores are all equal (dapo: true)"),
+        Key("refill", "by algorithm", "times that new prompts replace the groups left out (dapo: 3)"),
         Key("keep_rule", "threshold (expert_iteration)", "threshold, best_of_group, top_fraction"),
         Key("threshold", "1.0", "keep_rule=threshold: least score that is kept"),
         Key("fraction", "0.25", "keep_rule=top_fraction: share of a step's responses that is kept"),
         Key(
             "start_from", "current (expert_iteration)", "current, or starting: train the starting model anew each step"
+        ),
+    ),
+    "Critic and adapters": (
+        Key("critic.init", "a copy of the policy", "ppo: folder, hub name or reward model whose trunk the critic gets"),
+        Key("critic.learning_rate", "auto: ten times the policy's", "ppo: 0 or more"),
+        Key("critic.max_grad_norm", "auto: 1.0", "ppo: clip the critic's gradient; none is off"),
+        Key("lora.rank", "0", "train adapters of this rank and leave the model as it is; 0: train the model"),
+        Key("lora.alpha", "auto: 2 x lora.rank", "the adapter's output is multiplied by alpha / rank"),
+        Key("lora.targets", "auto: every linear layer", "a list of layer names, as in [q_proj, v_proj]"),
+        Key(
+            "lora.critic", "auto: as the policy", "ppo: true, the critic gets adapters too; false, it is trained whole"
         ),
     ),
     "Evaluation": (
@@ -104,7 +150,8 @@ TRAIN_KEYS: dict[str, tuple[Key, ...]] = {
     ),
     "Machine": (
         Key("tokens_per_microbatch", "auto", "tokens in one forward and backward; does not change the gradient"),
-        Key("dtype", "fp32", "fp32"),
+        Key("dtype", "auto: fp32 on a CPU, bf16 on a GPU", "fp32 or bf16, of the computation; parameters are fp32"),
+        Key("gradient_checkpointing", "false", "compute activations again in the backward pass: less memory, slower"),
         *DEVICE,
     ),
     "Record": (
@@ -151,14 +198,16 @@ ALGORITHM_KEYS = frozenset(
     {"group_size", "epochs_per_batch", "minibatches", *(key.name for key in TRAIN_KEYS["Algorithm"])}
 )
 
-SHORT = {"data": "data.path", "chat": "data.chat"}  # what may be written for the whole name
+SHORT = {"data": "data.path", "chat": "data.chat", "mismatch": "mismatch.mode"}  # for the whole name
 
-# Keys of the design that a later version builds. `lam`, `beta` and the like are no foreign keys.
-LATER_KEYS = frozenset(
-    {"beta", "lam", "reference", "gradient_checkpointing", "max_memory", "tracker", "mismatch", "max_staleness"}
-    | {"kl", "kl.placement", "kl.estimator", "kl.target", "kl.horizon", "critic", "dual_clip", "value_clip"}
-    | {"entropy_bonus", "lora", "refill"}
-)
+LATER_KEYS = frozenset({"max_memory", "tracker", "max_staleness"})  # of the design; a later version builds them
+
+GROUP_HINTS = {
+    "kl": " beta says how strong it is.",
+    "critic": " The algorithm ppo has one.",
+    "lora": " lora.rank=16 turns it on.",
+    "overlong": " truncated=penalty turns it on.",
+}
 
 
 def all_names(groups: dict[str, tuple[Key, ...]]) -> list[str]:
@@ -166,8 +215,16 @@ def all_names(groups: dict[str, tuple[Key, ...]]) -> list[str]:
     return [key.name for keys in groups.values() for key in keys]
 
 
-def is_later(key: str) -> bool:
-    return key in LATER_KEYS or key.split(".")[0] in {"kl", "critic", "lora"}
+def check_no_group(options: Collection[str], keys: Collection[str]) -> None:
+    """An own algorithm may have keys of any name but that of a group: `kl` beside `kl.placement` fits no recipe."""
+    for key in options:
+        parts = [*(name for name in keys if name.startswith(f"{key}.")), *group_parts(key, all_names(TRAIN_KEYS))]
+        if parts:
+            raise InputError(f"{key} is a group of keys: write one of {', '.join(dict.fromkeys(parts))}.")
+
+
+def group_parts(key: str, known: Collection[str]) -> list[str]:
+    return [name for name in known if name.startswith(f"{key}.")]
 
 
 def unknown_keys_error(unknown: dict[str, str], known: Collection[str]) -> InputError:
@@ -175,13 +232,15 @@ def unknown_keys_error(unknown: dict[str, str], known: Collection[str]) -> Input
     lines = [f"{where}{_explain(key, known)}" for key, where in unknown.items()]
     if len(lines) > 5:
         lines = [*lines[:4], f"... and {len(lines) - 4} more."]
-    kind = NotAvailableError if all(is_later(key) for key in unknown) else InputError
+    kind = NotAvailableError if all(key in LATER_KEYS for key in unknown) else InputError
     return kind("\n".join(lines))
 
 
 def _explain(key: str, known: Collection[str]) -> str:
-    if is_later(key):
+    if key in LATER_KEYS:
         return f"{key} is not available yet; leave it out."
+    if parts := group_parts(key, known):
+        return f"{key} is a group of keys: write one of {', '.join(parts)}.{GROUP_HINTS.get(key, '')}"
     if key == "batch_size":
         return (
             "batch_size is not a key, no batch size counts responses here: prompts_per_step is prompts in a step, "

@@ -10,6 +10,33 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hotcold.algorithms.presets import NOT_BUILT, PRESETS
 from hotcold.config.checks import (
+    check_bounds,
+    check_not_truncating,
+    check_plain_step,
+    check_record,
+    check_reward_given,
+    check_rewards,
+    check_run_folder,
+    check_sampling_keys,
+    check_void,
+    epochs_error,
+    explain,
+    missing,
+    samples,
+)
+from hotcold.config.keys import (
+    ALGORITHM_KEYS,
+    EVAL_KEYS,
+    SAMPLE_KEYS,
+    SHORT,
+    TRAIN_KEYS,
+    Key,
+    all_names,
+    check_no_group,
+    unknown_keys_error,
+)
+from hotcold.config.sources import Given, Keys, read_arguments, read_keywords, read_recipe, whole_name
+from hotcold.config.values import (
     PYTHON,
     Auto,
     Count,
@@ -29,28 +56,9 @@ from hotcold.config.checks import (
     ShareAboveZero,
     Source,
     Texts,
-    Truncated,
-    check_not_truncating,
-    check_plain_step,
-    check_record,
-    check_rewards,
-    check_run_folder,
-    epochs_error,
-    explain,
-    missing,
+    TextsOrAuto,
     word_for_none,
 )
-from hotcold.config.keys import (
-    ALGORITHM_KEYS,
-    EVAL_KEYS,
-    SAMPLE_KEYS,
-    SHORT,
-    TRAIN_KEYS,
-    Key,
-    all_names,
-    unknown_keys_error,
-)
-from hotcold.config.sources import Given, Keys, read_arguments, read_keywords, read_recipe, whole_name
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True, protected_namespaces=())
@@ -64,6 +72,53 @@ class DataSettings(BaseModel):
     split: str | None = None
     chat: Annotated[bool | None, Auto] = None  # None: messages go through the template, text does not
     too_long: Literal["error", "drop"] = "error"
+
+
+class TrainData(DataSettings):
+    """The last two are for algorithms that imitate the data (sft)."""
+
+    response: str | None = None  # a column; None: found by habit
+    train_on: Literal["assistant", "all"] = "assistant"
+
+
+class CriticSettings(BaseModel):
+    """Of algorithms with a critic. `critic.lam` and `critic.warmup` are the algorithm's own."""
+
+    model_config = _FROZEN
+
+    init: PathText | None = None  # None: a copy of the policy's trunk
+    learning_rate: Annotated[NotNegative | None, Auto] = None  # None: ten times the policy's
+    max_grad_norm: Norm = None  # None: 1.0
+
+
+class LoraKeys(BaseModel):
+    model_config = _FROZEN
+
+    rank: CountOrZero = 0  # 0: no adapters, all parameters are trained
+    alpha: Annotated[Positive | None, Auto] = None  # None: twice the rank
+    targets: TextsOrAuto = None  # ends of layer names; None: every linear layer but the head
+    critic: Annotated[bool | None, Auto] = None  # None: as the policy
+
+
+class MismatchSettings(BaseModel):
+    """Correction for what the sampler's distribution differs by from the trained one."""
+
+    model_config = _FROZEN
+
+    mode: Literal["off", "truncate", "mask"] = "off"
+    level: Literal["token", "sequence", "geometric"] = "token"
+    cap: Positive = 2.0  # truncate
+    low: NotNegative = 0.5  # mask
+    high: Positive = 5.0
+
+
+class OverlongSettings(BaseModel):
+    """With truncated=penalty."""
+
+    model_config = _FROZEN
+
+    buffer: Annotated[Count | None, Auto] = None  # tokens before max_tokens; None: a fifth of it, at least 1
+    penalty: Positive = 1.0  # reward that a response of max_tokens loses
 
 
 class EvalSettings(BaseModel):
@@ -96,10 +151,14 @@ class Settings(BaseModel):
 class Config(Settings):
     """`hotcold train`. None means: decided when the model and machine are known (`decided` fills it in)."""
 
+    data: TrainData = TrainData()
     algorithm: Any  # the name of a preset, FILE.py:CLASS, or from Python an algorithm
     algorithm_options: dict[str, Any] = {}  # the algorithm's own keys, as given
     reward: Rewards = ()
     reward_weights: RewardWeights = None
+    reference: PathText | None = None  # None: the starting model
+    critic: CriticSettings = CriticSettings()
+    lora: LoraKeys = LoraKeys()
     eval: EvalSettings = EvalSettings()
     steps: Count = 100
     prompts_per_step: Count = 16
@@ -109,10 +168,13 @@ class Config(Settings):
     max_grad_norm: Norm = None
     optimizer: Literal["adamw", "sgd"] = "adamw"
     temperature: Positive = 1.0
-    truncated: Truncated = "keep"
+    truncated: Literal["keep", "mask", "penalty"] = "keep"
+    overlong: OverlongSettings = OverlongSettings()
     sampler: SamplerName = "transformers"
+    mismatch: MismatchSettings = MismatchSettings()
     tokens_per_microbatch: Annotated[Count | None, Auto] = None
-    dtype: Dtype = "fp32"
+    dtype: Dtype = None
+    gradient_checkpointing: bool = False
     run: PathText | None = None
     resume: Resume = "no"
     save_every: CountOrZero = 20
@@ -123,20 +185,24 @@ class Config(Settings):
     def _plain_sgd(cls, values: Any) -> Any:
         if not isinstance(values, dict) or values.get("optimizer") != "sgd":
             return values
-        norm = values.get("max_grad_norm")
-        return {"warmup_steps": 0, **values, "max_grad_norm": "none" if norm in (None, "auto") else norm}
+        critic = values.get("critic", {})
+        if isinstance(critic, dict):
+            values = {**values, "critic": {**critic, "max_grad_norm": _no_norm(critic)}}
+        return {"warmup_steps": 0, **values, "max_grad_norm": _no_norm(values)}
 
     @model_validator(mode="after")
     def _check(self) -> Config:
-        replay = self.replay_file is not None
-        if self.data.path is None and not replay:
+        if self.data.path is None and self.replay_file is None:
             raise missing("data")
-        if not self.reward and not replay:
-            raise missing("reward")
+        sampling = samples(self.algorithm)
+        if sampling:
+            check_reward_given(self)
+        if sampling is not None:
+            check_sampling_keys(self, sampling)
         check_rewards(self.reward, self.reward_weights)
         check_not_truncating(self.top_p, self.top_k, self.min_p)
-        check_plain_step(self.optimizer, self.warmup_steps, self.max_grad_norm)
-        check_record(self.resume, self.run, self.stop_at, self.eval.every)
+        for check in (check_plain_step, check_record, check_void, check_bounds):
+            check(self)
         return self
 
     @property
@@ -195,6 +261,12 @@ class SampleConfig(Settings):
         return self
 
 
+def _no_norm(values: dict[str, Any]) -> Any:
+    """A plain step is not clipped; a number that was given stays, to be refused."""
+    norm = values.get("max_grad_norm")
+    return "none" if norm in (None, "auto") else norm
+
+
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 # ---- from what the user wrote
@@ -248,13 +320,21 @@ def _train_config(keys: Keys) -> Config:
         raise _unknown(foreign, TRAIN_KEYS) if foreign else missing("algorithm")
     _check_algorithm(algorithm)
     named = isinstance(algorithm.value, str)
+    if named and algorithm.value in PRESETS:
+        keys = {**_general_of(algorithm.value), **keys}
     options = {key: given for key, given in keys.items() if key in ALGORITHM_KEYS}
     if named and algorithm.value not in PRESETS:  # a user's class may have keys of any name
         options |= {key: given for key, given in keys.items() if key not in _whole_names(TRAIN_KEYS)}
+        check_no_group(options, keys)
     if options and not named:
         raise InputError(f"{next(iter(options))} belongs to the algorithm: set it in the object that you pass.")
     general = {key: given for key, given in keys.items() if key not in options}
     return _build(Config, general, TRAIN_KEYS, options)
+
+
+def _general_of(name: str) -> Keys:
+    """A preset's own defaults of keys that all algorithms have."""
+    return {whole_name(key): Given(value, reason=f"preset {name}") for key, value in PRESETS[name].general.items()}
 
 
 def _check_algorithm(given: Given) -> None:
@@ -290,8 +370,11 @@ def _build(
         raise _unknown(unknown, groups)
     values: dict[str, Any] = {}
     for key, given in keys.items():
-        outer, _, inner = key.rpartition(".")
-        (values.setdefault(outer, {}) if outer else values)[inner] = given.value
+        outer, _, inner = key.partition(".")
+        if inner:
+            values.setdefault(outer, {})[inner] = given.value
+        else:
+            values[key] = given.value
     if options:
         values["algorithm_options"] = {key: given.value for key, given in options.items()}
     values["reasons"] = _reasons({**keys, **(options or {})}, groups)
@@ -308,7 +391,8 @@ def _reasons(keys: Keys, groups: dict[str, tuple[Key, ...]]) -> dict[str, str]:
         rule = key.default.removeprefix("auto").lstrip(": ")
         reasons[whole_name(key.name)] = f"default: {rule}" if rule and key.default != rule else "default"
     if keys.get("optimizer", Given(None)).value == "sgd":
-        reasons |= dict.fromkeys(("warmup_steps", "max_grad_norm"), "optimizer=sgd takes a plain step")
+        plain = ("warmup_steps", "max_grad_norm", "critic.max_grad_norm")
+        reasons |= dict.fromkeys(plain, "optimizer=sgd takes a plain step")
     return reasons | {key: given.reason for key, given in keys.items()}
 
 
@@ -319,13 +403,13 @@ def decided(config: AnySettings, choices: Mapping[str, tuple[Any, str]]) -> AnyS
     """The config with keys settled once model and machine are known: {"max_tokens": (128, "default on a CPU")}."""
     changes: dict[str, Any] = {}
     for key, (value, _) in choices.items():
-        outer, _, inner = key.rpartition(".")
-        if outer:
-            part = changes.get(outer, getattr(config, outer))
+        outer, _, inner = key.partition(".")
+        part = changes.get(outer, getattr(config, outer, None))
+        if inner and isinstance(part, BaseModel) and inner in type(part).model_fields:
             changes[outer] = part.model_copy(update={inner: value})
         elif key in type(config).model_fields:
             changes[key] = value
-        else:
+        else:  # the algorithm's own, whatever dots it has
             options = changes.get("algorithm_options", getattr(config, "algorithm_options", {}))
             changes["algorithm_options"] = {**options, key: value}
     reasons = {**config.reasons, **{key: reason for key, (_, reason) in choices.items()}}

@@ -7,14 +7,16 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from hotcold.config.checks import PYTHON
+from hotcold.config.checks import void_keys
 from hotcold.config.keys import EVAL_KEYS, SAMPLE_KEYS, TRAIN_KEYS, Key
 from hotcold.config.schema import Config, EvalConfig, Settings
 from hotcold.config.sources import plain_value, whole_name
+from hotcold.config.values import PYTHON
 
 
 def flat_values(config: Settings) -> dict[str, Any]:
-    """Every key by its dotted name, in the order of the tables; an algorithm's own keys last. Objects stay objects."""
+    """Every key that has an effect by its dotted name, in the order of the tables; unknown ones (of an own algorithm)
+    last. Objects stay objects."""
     values: dict[str, Any] = {}
     for name in type(config).model_fields:
         value = getattr(config, name)
@@ -25,7 +27,8 @@ def flat_values(config: Settings) -> dict[str, Any]:
         elif name != "reasons":
             values[name] = value
     order = [whole_name(key.name) for keys in keys_of(config).values() for key in keys]
-    return {key: values[key] for key in [*(key for key in order if key in values), *values]}
+    void = void_keys(config) if isinstance(config, Config) else {}
+    return {key: values[key] for key in [*(key for key in order if key in values), *values] if key not in void}
 
 
 def keys_of(config: Settings) -> dict[str, tuple[Key, ...]]:
@@ -39,9 +42,11 @@ def resolved(config: Settings) -> dict[str, Any]:
     """
     nested: dict[str, Any] = {}
     for key, value in flat_values(config).items():
-        outer, _, inner = key.rpartition(".")
-        if key != "resume":
-            (nested.setdefault(outer, {}) if outer else nested)[inner] = _plain(value)
+        outer, _, inner = key.partition(".")
+        if inner:
+            nested.setdefault(outer, {})[inner] = _plain(value)
+        elif key != "resume":
+            nested[key] = _plain(value)
     return nested
 
 

@@ -14,8 +14,11 @@ from hotcold.config.keys import SHORT
 from hotcold.errors import InputError
 
 # Taken from the command line as they stand: a run called 007 is no number, a prompt may look like YAML.
-TEXT_KEYS = frozenset({"model", "data.path", "data.prompt", "data.split", "eval.data", "run", "prompt", "algorithm"})
-PATH_KEYS = frozenset({"model", "data.path", "eval.data", "reward", "algorithm", "sampler"})
+TEXT_KEYS = frozenset(
+    {"model", "reference", "critic.init", "data.path", "data.prompt", "data.response", "data.split", "eval.data"}
+    | {"run", "prompt", "algorithm"}
+)
+PATH_KEYS = frozenset({"model", "reference", "critic.init", "data.path", "eval.data", "reward", "algorithm", "sampler"})
 
 _KEY_EQUALS = r"[+~]*[A-Za-z_][\w.-]*="
 
