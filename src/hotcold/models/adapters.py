@@ -138,7 +138,7 @@ def load_adapter(module: nn.Module, folder: Path, config: Mapping[str, Any]) -> 
             "Give the base model it was made for."
         ) from error
     for place in _places(module):
-        if not isinstance(place.layer.base_layer, (nn.Linear, Conv1D)) or place.layer.lora_variant:
+        if not isinstance(place.layer.base_layer, (nn.Linear, Conv1D)):
             raise merge_first(folder, f"adapts {place.name}, which is no linear layer")
     ours = {PREFIX + _without_name(name): parameter for name, parameter in _parameters(module).items()}
     stored = load_file(folder / ADAPTER_WEIGHTS)
@@ -223,7 +223,7 @@ def merged(module: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def _sum(layer: Any) -> Tensor:
-    return layer.base_layer.weight.float() + layer.get_delta_weight(NAME).float()
+    return layer.base_layer.weight + layer.get_delta_weight(NAME)  # float32, as the adapter is, whatever the base is
 
 
 def _peft() -> Any:
