@@ -283,6 +283,8 @@ def test_of_a_template_that_drops_earlier_reasoning_only_the_turn_that_stays_as_
     drops = CHATML.replace("m['content']", "(m['content'] if loop.last else m['content'].replace('s', ''))")
     header = "<|start|>u\nx<|end|>\n<|start|>a\nb<|end|>\n<|start|>u\nu<|end|>\n<|start|>a\n"
     assert marked(letters(drops), {"messages": turns("x", "sb", "u", "sc")}) == f"{header}|[sc<|end|>]"
+    # "last" means the last response, also where the user had the last word
+    assert marked(letters(drops), {"messages": turns("x", "sb", "u")}).endswith("|[sb<|end|>]")
 
 
 def test_a_template_whose_answers_do_not_follow_its_own_header_is_refused() -> None:

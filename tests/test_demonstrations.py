@@ -44,6 +44,7 @@ def test_the_first_habit_that_any_row_has_wins_and_a_named_column_goes_before_it
     assert one(row).response == "It is 4."
     assert one(row, None, "answer").response == "4"
     assert one({"prompt": "no", "task": "2+2?", "label": "4"}, "task", "label").response == "4"
+    assert one({"answer": "What has the answer 4?", "chosen": "2+2"}, "answer").response == "2+2"
     with pytest.raises(InputError, match='"answer"'):
         one(row, None, "answers")
     with pytest.raises(InputError, match="column of the prompts too"):
@@ -198,8 +199,9 @@ def test_the_fingerprint_covers_the_responses_and_what_is_trained_of_them() -> N
     prints = {fingerprint_demonstrations(make_demonstrations(rows)) for rows in kinds}
     assert len(prints) == len(kinds)
     assert fingerprint_demonstrations(make_demonstrations([asked(1)])) in prints
-    named = [make_demonstrations([{"prompt": "a", "x": "1", "y": "2"}], None, column) for column in ("x", "y")]
-    assert fingerprint_demonstrations(named[0]) != fingerprint_demonstrations(named[1])
+    row = {"messages": [USER, REPLY, MORE, THEN], "x": "7"}  # the same messages, of which one or two are trained
+    both, last = make_demonstrations([row]), make_demonstrations([row], None, "x")
+    assert both[0].response == last[0].response and fingerprint_demonstrations(both) != fingerprint_demonstrations(last)
 
 
 # ------------------------------------------------------------------ docs/data.md
