@@ -114,7 +114,9 @@ def test_errors_of_a_recipe_name_file_and_line(tmp_path: Path) -> None:
         RECIPE + "model: n\n": "model is given twice ({path}, line 2, {path}, line 10). Keep one of them.",
         RECIPE.replace("rloo", "rlo"): "line 1: unknown algorithm 'rlo'. Did you mean \"rloo\"?",
         RECIPE + "a: [1\n": "not valid YAML",
-        RECIPE + "dtype: bf16\n": "line 10: dtype=bf16 is not available yet",
+        RECIPE + "dtype: bf17\n": "line 10: dtype=bf17: auto, fp32 or bf16 is needed",
+        RECIPE + "kl: 0.1\n": "line 10: kl is a group of keys: write one of kl.placement, kl.estimator,",
+        RECIPE + "lora: {rank: 4, alpha: big}\n": "line 10: lora.alpha=big: a number is needed",
         "- 1\n": "a recipe is a list of `key: value` lines",
     }
     for text, expected in cases.items():

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from hotcold.algorithms.options import CONDITIONAL
 from hotcold.algorithms.presets import PRESETS
 from hotcold.config.foreign import FOREIGN
 from hotcold.config.keys import ALGORITHM_KEYS, EVAL_KEYS, LATER_KEYS, SAMPLE_KEYS, TRAIN_KEYS, Key
@@ -11,7 +12,7 @@ from hotcold.config.schema import Config, EvalConfig, SampleConfig, Settings
 
 DOC = Path(__file__).parents[1] / "docs" / "keys.md"
 SAME_IN_TRL = {"model", "reward_weights", "learning_rate", "max_grad_norm", "warmup_steps", "temperature"}
-SAME_IN_TRL |= {"top_p", "top_k", "min_p", "seed"}
+SAME_IN_TRL |= {"top_p", "top_k", "min_p", "seed", "beta", "gamma", "lam", "gradient_checkpointing"}
 
 
 def documented(verb: str) -> dict[str, list[str]]:
@@ -33,17 +34,18 @@ def fields(cls: type[BaseModel]) -> dict[str, object]:
             defaults |= {f"{name}.{inner}": value for inner, value in field.default}
         elif name not in ("reasons", "algorithm_options"):
             defaults[name] = field.default
-    if "data.path" in defaults:
-        defaults["data"] = defaults.pop("data.path")
-    return defaults
+    long = {"data.path": "data", "mismatch.mode": "mismatch"}  # shown by their short names
+    return {long.get(key, key): value for key, value in defaults.items()}
+
+
+def plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def names_of(ours: str, library: str) -> str:
     same = [ours] if library == "TRL" and ours in SAME_IN_TRL else []
-    rows = [
-        row.name.removeprefix("actor_rollout_ref.") for row in FOREIGN if (row.ours, row.library) == (ours, library)
-    ]
-    return ", ".join(f"`{name}`" for name in same + rows) or "-"
+    rows = [row.name for row in FOREIGN if row.ours == ours and library in row.library.split(", ")]
+    return ", ".join(f"`{name.removeprefix('actor_rollout_ref.')}`" for name in same + rows) or "-"
 
 
 def test_every_key_of_train_is_documented_with_its_default_meaning_and_foreign_names() -> None:
@@ -77,16 +79,28 @@ def test_shown_defaults_are_the_defaults() -> None:
         for key in keys_of(groups):
             default = defaults.get(key.name)
             if default is not None and isinstance(default, int | float | str):
-                assert key.default == str(default), key.name
+                assert key.default == plain(default), key.name
 
 
 def test_shown_defaults_of_the_algorithms_keys_are_those_of_the_presets() -> None:
     table = {key.name: key.default for key in keys_of(TRAIN_KEYS)}
+    values: dict[str, set[str]] = {}
     for name, preset in PRESETS.items():
         assert set(preset.values) <= ALGORITHM_KEYS, f"{name} has a key that is not in the table"
         for key, value in preset.values.items():
-            if table[key] != "by algorithm":
-                assert table[key].split(" ")[0] == str(value).lower(), f"{name}: {key}"
+            values.setdefault(key, set()).add(plain(value))
+    for key, found in values.items():
+        if table[key] == "by algorithm":
+            assert len(found) > 1, f"{key} has one default: show it"
+        else:
+            assert found == {table[key].split(" ")[0]}, key
+
+
+def test_shown_defaults_of_conditional_keys_are_those_they_get() -> None:
+    table = {key.name: key.default for key in keys_of(TRAIN_KEYS)}
+    assert set(CONDITIONAL) <= set(table)
+    for key, condition in CONDITIONAL.items():
+        assert table[key] in (plain(condition.default), "by algorithm"), key
 
 
 def test_no_key_of_a_later_version_is_in_the_docs_or_the_table() -> None:

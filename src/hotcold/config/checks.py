@@ -77,23 +77,27 @@ def check_record(config: Config) -> None:
         raise InputError("stop_at needs evaluations, and without a reward there are none: add reward=FILE.py.")
 
 
-def void_keys(config: Config) -> dict[str, str]:
-    """Keys that the values of others make void, each with what gives it an effect."""
-    void: dict[str, str] = {}
+def void_keys(config: Config) -> dict[str, tuple[str, str]]:
+    """Keys that the values of others make void, each with the key that does it and what gives it an effect."""
+    void: dict[str, tuple[str, str]] = {}
+    sampling = samples(config.algorithm)
+    if sampling is not None and config.replay_file is None:
+        kind = KEYS_OF_IMITATION if sampling else KEYS_OF_SAMPLING
+        void |= {key: ("algorithm", needed) for key, needed in kind.items()}
     if _has_critic(config) is False:
-        void |= dict.fromkeys(CRITIC_KEYS, "an algorithm that has a critic (ppo)")
+        void |= dict.fromkeys(CRITIC_KEYS, ("algorithm", "an algorithm that has a critic (ppo)"))
     if _beta(config) == 0:
-        void["reference"] = "beta above 0"
+        void["reference"] = ("beta", "beta above 0")
     if config.lora.rank == 0:
-        void |= dict.fromkeys(("lora.alpha", "lora.targets"), "lora.rank above 0")
+        void |= dict.fromkeys(("lora.alpha", "lora.targets"), ("lora.rank", "lora.rank above 0"))
     if config.mismatch.mode == "off":
-        void["mismatch.level"] = "mismatch=truncate or mismatch=mask"
+        void["mismatch.level"] = ("mismatch.mode", "mismatch=truncate or mismatch=mask")
     if config.mismatch.mode != "truncate":
-        void["mismatch.cap"] = "mismatch=truncate"
+        void["mismatch.cap"] = ("mismatch.mode", "mismatch=truncate")
     if config.mismatch.mode != "mask":
-        void |= dict.fromkeys(("mismatch.low", "mismatch.high"), "mismatch=mask")
+        void |= dict.fromkeys(("mismatch.low", "mismatch.high"), ("mismatch.mode", "mismatch=mask"))
     if config.truncated != "penalty":
-        void |= dict.fromkeys(("overlong.buffer", "overlong.penalty"), "truncated=penalty")
+        void |= dict.fromkeys(("overlong.buffer", "overlong.penalty"), ("truncated", "truncated=penalty"))
     return void
 
 
@@ -116,19 +120,34 @@ def preset_of(algorithm: Any) -> Preset | None:
 
 
 def check_void(config: Config) -> None:
-    check_not_given(config, void_keys(config))
+    """A recipe's key that the command line makes void is forgotten: `config.yaml truncated=keep` is no error."""
+    void = {
+        key: needed
+        for key, (cause, needed) in void_keys(config).items()
+        if not (_said(config, key, "recipe") and _said(config, cause, "given on the command line"))
+    }
+    check_not_given(config, void)
+
+
+def _said(config: Config, key: str, by: str) -> bool:
+    return config.reasons.get(key, "").startswith(by)
 
 
 def check_not_given(config: Config, void: Mapping[str, str]) -> None:
-    """Raises InputError for a key that somebody gave and that has no effect: {"reference": "beta above 0"}."""
-    for key, cause in void.items():
+    """Raises InputError for a key that somebody gave and that has no effect: {"reference": "beta above 0"}.
+
+    A recipe that states a default contradicts nothing: config.yaml does.
+    """
+    for key, needed in void.items():
         outer, _, inner = key.partition(".")
         part, name = (getattr(config, outer), inner) if inner else (config, key)
         value = getattr(part, name)
+        is_default = value == type(part).model_fields[name].default
+        if value is None or name not in part.model_fields_set or (is_default and _said(config, key, "recipe")):
+            continue
         if key == "critic.max_grad_norm" and config.optimizer == "sgd":
             continue  # nobody gave it: a plain step is not clipped
-        if name in part.model_fields_set and value is not None:
-            raise InputError(f"{key}={_shown(value)} has no effect: it takes effect with {cause}. Leave it out.")
+        raise InputError(f"{key}={_shown(value)} has no effect: it takes effect with {needed}. Leave it out.")
 
 
 def check_bounds(config: Config) -> None:
@@ -151,23 +170,15 @@ def check_reward_given(config: Config) -> None:
 
 
 def check_sampling_keys(config: Config, samples: bool) -> None:
-    """Keys of the other kind of algorithm. `samples`: it learns from its own responses, not from those of the data."""
-    name = config.algorithm if isinstance(config.algorithm, str) else type(config.algorithm).__name__
-    given: dict[str, Any]
-    if samples:
-        train_on = None if config.data.train_on == "assistant" else config.data.train_on
-        given = {"data.response": config.data.response, "data.train_on": train_on}
-        why = f"{name} learns from responses that it samples, not from those of the data (sft does)"
-    else:
-        truncated = None if config.truncated == "keep" else config.truncated
-        mismatch = None if config.mismatch.mode == "off" else config.mismatch.mode
-        given = {"truncated": truncated, "mismatch": mismatch}
-        why = f"{name} samples no responses to train on"
-    if config.replay_file is not None:
-        return
-    for key, value in given.items():
-        if value is not None:
-            raise InputError(f"{key}={value} has no effect: {why}. Leave it out.")
+    """`samples`: the algorithm learns from its own responses, not from those of the data."""
+    if config.replay_file is None:
+        check_not_given(config, KEYS_OF_IMITATION if samples else KEYS_OF_SAMPLING)
+
+
+_IMITATION = "an algorithm that imitates the data's responses (sft)"
+_SAMPLING = "an algorithm that learns from sampled responses"
+KEYS_OF_IMITATION = dict.fromkeys(("data.response", "data.train_on"), _IMITATION)
+KEYS_OF_SAMPLING = dict.fromkeys(("truncated", "mismatch.mode"), _SAMPLING)
 
 
 def samples(algorithm: Any) -> bool | None:
@@ -256,5 +267,7 @@ def explain(error: ValidationError, where: Callable[[str], str]) -> InputError:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        value = f"[{', '.join(map(str, value))}]"
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."

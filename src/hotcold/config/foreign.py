@@ -8,18 +8,31 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Foreign:
     name: str  # as its library writes it
-    library: str
+    library: str  # or several, "TRL, OpenRLHF"
     ours: str = ""  # our key; empty: there is none, or none yet
     convert: str = "same value"  # how a value carries over, or what to do where there is no key
 
 
 _PER_DEVICE = "theirs counts responses, ours counts tokens; leave it out, it does not change the gradient"
 _PASSES = "write steps; a pass over N prompts is N / prompts_per_step steps"
-_LOSS_TYPE = "weighting is grpo: mean_per_response, dapo and bnpo: mean_per_token, dr_grpo: fixed_length"
-_ESTIMATOR = "write it first: hotcold train grpo, rloo or reinforce"
+_LOSS_TYPE = (
+    "weighting is grpo: mean_per_response, dapo and bnpo: mean_per_token, dr_grpo: fixed_length; "
+    "cispo: write hotcold train cispo, whose clip_high is their epsilon_high minus 1"
+)
+_VERL_ESTIMATOR = (
+    "write it first: gae is ppo, reinforce_plus_plus reinforce_pp, remax reinforce baseline=greedy; most others "
+    "have the same name"
+)
+_OPENRLHF_ESTIMATOR = "write it first: gae is ppo, group_norm grpo, reinforce_baseline reinforce; others are the same"
 _VLLM = "responses are sampled with transformers; leave it out"
-_KL = "there is no KL penalty in this version; leave it out"
-_MASK_TRUNCATED = "only truncated=keep works yet: the length limit ends the response and its score counts"
+_KL_TARGET = "theirs is nats per token, ours nats per response: times the mean length"
+_KL_ESTIMATOR = "k1 is right in the reward, k2 and k3 in the loss: see kl.placement"
+_NO_WHITEN = "rewards are not whitened; whiten does it to advantages, and ppo has it on"
+_FIXED_REFERENCE = "the reference never moves; leave it out"
+_CORRECTION = "truncate or mask, with mismatch.level=token, sequence or geometric; false is off"
+_NO_DROPOUT = "adapters have no dropout; leave it out"
+_NO_PACKING = "rows are not packed; leave it out"
+_LEARNED = "a Python function, which may ask a reward model: reward=FILE.py:NAME"
 
 FOREIGN: tuple[Foreign, ...] = (
     # TRL
@@ -60,7 +73,7 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("epsilon_high", "TRL", "clip_high"),
     Foreign("scale_rewards", "TRL", "scale_by_std", "group: true, none: false; batch is not available yet"),
     Foreign("loss_type", "TRL", "weighting", _LOSS_TYPE),
-    Foreign("mask_truncated_completions", "TRL", "truncated", _MASK_TRUNCATED),
+    Foreign("mask_truncated_completions", "TRL", "truncated", "true: mask"),
     Foreign("optim", "TRL", "optimizer", "adamw or sgd"),
     Foreign("warmup_ratio", "TRL", "warmup_steps", "a number of steps, not a share"),
     Foreign("lr_scheduler_type", "TRL", "", "the rate is constant after warmup_steps; leave it out"),
@@ -73,8 +86,45 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("logging_steps", "TRL", "", "every step is recorded; leave it out"),
     Foreign("use_vllm", "TRL", "sampler", _VLLM),
     Foreign("report_to", "TRL", "", "metrics.jsonl in the run folder has every number; leave it out"),
-    Foreign("bf16", "TRL", "dtype", "only fp32 works yet"),
-    Foreign("fp16", "TRL", "dtype", "only fp32 works yet"),
+    Foreign("bf16", "TRL, OpenRLHF", "dtype", "true: bf16, of the computation; parameters are fp32"),
+    Foreign("fp16", "TRL", "dtype", "bf16 or fp32"),
+    Foreign("torch_dtype", "TRL", "dtype", "fp32 or bf16, of the computation; parameters are fp32"),
+    Foreign("delta", "TRL", "dual_clip"),
+    Foreign("importance_sampling_level", "TRL", "objective", "sequence: sequence_clipped_surrogate, as in gspo"),
+    Foreign("top_entropy_quantile", "TRL", "", "every token is trained; leave it out"),
+    Foreign("off_policy_mask_threshold", "TRL", "", "there is no such mask; leave it out"),
+    Foreign("use_bias_correction_kl", "TRL", "kl.placement", "true: loss_times_ratio"),
+    Foreign("vllm_importance_sampling_correction", "TRL", "mismatch", _CORRECTION),
+    Foreign("vllm_importance_sampling_mode", "TRL", "mismatch", _CORRECTION),
+    Foreign("vllm_importance_sampling_cap", "TRL", "mismatch.cap", "same value; with a mask it is mismatch.high"),
+    Foreign("vllm_importance_sampling_clip_max", "TRL", "mismatch.cap", "same value; with a mask it is mismatch.high"),
+    Foreign("vllm_importance_sampling_clip_min", "TRL", "mismatch.low", "with mismatch=mask; truncate has no floor"),
+    Foreign("ref_model", "TRL", "reference"),
+    Foreign("sync_ref_model", "TRL", "", _FIXED_REFERENCE),
+    Foreign("ref_model_mixup_alpha", "TRL", "", _FIXED_REFERENCE),
+    Foreign("ref_model_sync_steps", "TRL", "", _FIXED_REFERENCE),
+    Foreign("value_model", "TRL", "critic.init"),
+    Foreign("sft_model_path", "TRL", "model"),
+    Foreign("reward_model_path", "TRL", "reward", _LEARNED),
+    Foreign("kl_coef", "TRL", "beta"),
+    Foreign("kl_estimator", "TRL, OpenRLHF", "kl.estimator", _KL_ESTIMATOR),
+    Foreign("cliprange", "TRL", "clip_low", "same value, and the same for clip_high"),
+    Foreign("cliprange_value", "TRL", "value_clip"),
+    Foreign("vf_coef", "TRL", "", "the critic has an optimiser of its own; leave it out"),
+    Foreign("whiten_rewards", "TRL", "", _NO_WHITEN),
+    Foreign("num_ppo_epochs", "TRL", "epochs_per_batch"),
+    Foreign("num_mini_batches", "TRL", "minibatches"),
+    Foreign("total_episodes", "TRL", "steps", "theirs counts responses: divide by prompts_per_step x group_size"),
+    Foreign("response_length", "TRL", "max_tokens"),
+    Foreign("missing_eos_penalty", "TRL", "truncated", "the nearest is penalty, which grows towards max_tokens"),
+    Foreign("use_peft", "TRL", "lora.rank", "true: a rank above 0, 16 is usual"),
+    Foreign("lora_r", "TRL", "lora.rank"),
+    Foreign("lora_alpha", "TRL, OpenRLHF", "lora.alpha"),
+    Foreign("lora_target_modules", "TRL", "lora.targets", "same names; all-linear is the default"),
+    Foreign("lora_dropout", "TRL, OpenRLHF", "", _NO_DROPOUT),
+    Foreign("assistant_only_loss", "TRL", "data.train_on", "true: assistant, false: all"),
+    Foreign("completion_only_loss", "TRL", "data.train_on", "true: assistant, false: all"),
+    Foreign("packing", "TRL", "", _NO_PACKING),
     Foreign("repetition_penalty", "TRL", "", "it makes the sampler differ from the trained policy; leave it out"),
     Foreign("generation_kwargs", "TRL", "", "write temperature, max_tokens, stop one by one"),
     Foreign("trust_remote_code", "TRL", "", "code that comes with a model is never run; leave it out"),
@@ -117,17 +167,80 @@ FOREIGN: tuple[Foreign, ...] = (
         "actor_rollout_ref.actor.loss_agg_mode",
         "verl",
         "weighting",
-        "token-mean: mean_per_token, seq-mean-token-mean: mean_per_response, seq-mean-token-sum: sum_per_response",
+        "token-mean: mean_per_token, seq-mean-token-mean: mean_per_response, seq-mean-token-sum: sum_per_response, "
+        "seq-mean-token-sum-norm: fixed_length",
     ),
-    Foreign("actor_rollout_ref.actor.use_kl_loss", "verl", "", _KL),
-    Foreign("actor_rollout_ref.actor.kl_loss_coef", "verl", "", _KL),
-    Foreign("actor_rollout_ref.actor.kl_loss_type", "verl", "", _KL),
-    Foreign("algorithm.adv_estimator", "verl", "algorithm", _ESTIMATOR),
+    Foreign("actor_rollout_ref.actor.clip_ratio_c", "verl", "dual_clip"),
+    Foreign(
+        "actor_rollout_ref.actor.policy_loss.loss_mode",
+        "verl",
+        "objective",
+        "vanilla: clipped_surrogate, gspo: sequence_clipped_surrogate, cispo: truncated_is_policy_gradient",
+    ),
+    Foreign("actor_rollout_ref.actor.entropy_coeff", "verl", "entropy_bonus"),
+    Foreign("actor_rollout_ref.actor.use_kl_loss", "verl", "kl.placement", "true: loss; beta says how strong it is"),
+    Foreign("actor_rollout_ref.actor.kl_loss_coef", "verl", "beta", "same value, with kl.placement=loss"),
+    Foreign(
+        "actor_rollout_ref.actor.kl_loss_type",
+        "verl",
+        "kl.estimator",
+        "k2 or mse: k2, k3 or low_var_kl: k3, full: exact; k1 or kl does nothing in a loss",
+    ),
+    Foreign("actor_rollout_ref.actor.tis_imp_ratio_cap", "verl", "mismatch.cap", "same value, with mismatch=truncate"),
+    Foreign("actor_rollout_ref.ref.model.path", "verl", "reference"),
+    Foreign("actor_rollout_ref.rollout.calculate_log_probs", "verl", "", "they are always kept; leave it out"),
+    Foreign("actor_rollout_ref.rollout.dtype", "verl", "dtype", "bfloat16: bf16; one dtype computes everything"),
+    Foreign("actor_rollout_ref.model.enable_gradient_checkpointing", "verl", "gradient_checkpointing"),
+    Foreign("actor_rollout_ref.model.lora_rank", "verl", "lora.rank"),
+    Foreign("actor_rollout_ref.model.lora_alpha", "verl", "lora.alpha"),
+    Foreign("actor_rollout_ref.model.target_modules", "verl", "lora.targets", "same names; all-linear is the default"),
+    Foreign("critic.model.path", "verl", "critic.init"),
+    Foreign("critic.model.lora_rank", "verl", "lora.critic", "true or false; the rank is the policy's"),
+    Foreign("critic.optim.lr", "verl", "critic.learning_rate"),
+    Foreign("critic.grad_clip", "verl", "critic.max_grad_norm"),
+    Foreign("critic.cliprange_value", "verl", "value_clip"),
+    Foreign("critic.ppo_epochs", "verl", "epochs_per_batch", "one number for policy and critic"),
+    Foreign("trainer.critic_warmup", "verl", "critic.warmup"),
+    Foreign(
+        "algorithm.adv_estimator",
+        "verl",
+        "algorithm",
+        _VERL_ESTIMATOR,
+    ),
     Foreign("algorithm.gamma", "verl", "gamma"),
+    Foreign("algorithm.lam", "verl", "lam"),
     Foreign("algorithm.norm_adv_by_std_in_grpo", "verl", "scale_by_std"),
-    Foreign("algorithm.use_kl_in_reward", "verl", "", _KL),
-    Foreign("algorithm.kl_penalty", "verl", "", _KL),
-    Foreign("algorithm.kl_ctrl.kl_coef", "verl", "", _KL),
+    Foreign("algorithm.use_kl_in_reward", "verl", "kl.placement", "true: reward; beta says how strong it is"),
+    Foreign("algorithm.kl_penalty", "verl", "kl.estimator", "kl or k1: k1, the one that is right in the reward"),
+    Foreign("algorithm.kl_ctrl.kl_coef", "verl", "beta", "same value, with kl.placement=reward"),
+    Foreign("algorithm.kl_ctrl.type", "verl", "kl.target", "fixed: off; adaptive: the target"),
+    Foreign("algorithm.kl_ctrl.target_kl", "verl", "kl.target", _KL_TARGET),
+    Foreign("algorithm.kl_ctrl.horizon", "verl", "kl.horizon", "same value, both count responses"),
+    Foreign("algorithm.filter_groups.enable", "verl", "drop_zero_variance", "true or false; dapo has it on"),
+    Foreign("algorithm.filter_groups.max_num_gen_batches", "verl", "refill", "theirs counts the first too: less 1"),
+    Foreign("algorithm.filter_groups.metric", "verl", "", "groups are judged by their scores; leave it out"),
+    Foreign(
+        "algorithm.rollout_correction.rollout_is",
+        "verl",
+        "mismatch",
+        "token or sequence: truncate, with that mismatch.level",
+    ),
+    Foreign("algorithm.rollout_correction.rollout_is_threshold", "verl", "mismatch.cap"),
+    Foreign(
+        "algorithm.rollout_correction.rollout_rs",
+        "verl",
+        "mismatch",
+        "token, sequence or geometric: mask, with that mismatch.level",
+    ),
+    Foreign("algorithm.rollout_correction.rollout_rs_threshold", "verl", "mismatch.high"),
+    Foreign("algorithm.rollout_correction.rollout_rs_threshold_lower", "verl", "mismatch.low"),
+    Foreign("reward_model.overlong_buffer.enable", "verl", "truncated", "true: penalty"),
+    Foreign("reward_model.overlong_buffer.len", "verl", "overlong.buffer"),
+    Foreign("reward_model.overlong_buffer.penalty_factor", "verl", "overlong.penalty"),
+    Foreign("reward_model.reward_kwargs.overlong_buffer_cfg.enable", "verl", "truncated", "true: penalty"),
+    Foreign("reward_model.reward_kwargs.overlong_buffer_cfg.len", "verl", "overlong.buffer"),
+    Foreign("reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor", "verl", "overlong.penalty"),
+    Foreign("data.response_key", "verl", "data.response"),
     Foreign("trainer.total_training_steps", "verl", "steps"),
     Foreign("trainer.total_epochs", "verl", "steps", _PASSES),
     Foreign("trainer.experiment_name", "verl", "run"),
@@ -146,7 +259,12 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("input_key", "OpenRLHF", "data.prompt"),
     Foreign("apply_chat_template", "OpenRLHF", "data.chat", "true or false"),
     Foreign("remote_rm_url", "OpenRLHF", "reward", "a Python function: reward=FILE.py:NAME"),
-    Foreign("advantage_estimator", "OpenRLHF", "algorithm", _ESTIMATOR),
+    Foreign(
+        "advantage_estimator",
+        "OpenRLHF",
+        "algorithm",
+        _OPENRLHF_ESTIMATOR,
+    ),
     Foreign("rollout_batch_size", "OpenRLHF", "prompts_per_step", "same value, both count prompts"),
     Foreign("n_samples_per_prompt", "OpenRLHF", "group_size"),
     Foreign("eval_n_samples_per_prompt", "OpenRLHF", "eval.samples"),
@@ -168,9 +286,30 @@ FOREIGN: tuple[Foreign, ...] = (
     Foreign("max_norm", "OpenRLHF", "max_grad_norm"),
     Foreign("eps_clip", "OpenRLHF", "clip_low", "same value, and the same for clip_high"),
     Foreign("no_advantage_std_norm", "OpenRLHF", "scale_by_std", "the opposite: true there is false here"),
-    Foreign("init_kl_coef", "OpenRLHF", "", _KL),
-    Foreign("kl_estimator", "OpenRLHF", "", _KL),
-    Foreign("use_kl_loss", "OpenRLHF", "", _KL),
+    Foreign("critic_pretrain", "OpenRLHF", "critic.init"),
+    Foreign("critic_learning_rate", "OpenRLHF", "critic.learning_rate"),
+    Foreign("freezing_actor_steps", "OpenRLHF", "critic.warmup", "same value; -1 there is 0"),
+    Foreign("lambd", "OpenRLHF", "lam"),
+    Foreign("eps_clip_low_high", "OpenRLHF", "clip_low", "the first of the two; the second is clip_high"),
+    Foreign("policy_loss_type", "OpenRLHF", "objective", "ppo: clipped_surrogate, gspo: sequence_clipped_surrogate"),
+    Foreign("entropy_loss_coef", "OpenRLHF", "entropy_bonus"),
+    Foreign("init_kl_coef", "OpenRLHF", "beta"),
+    Foreign("use_kl_loss", "OpenRLHF", "kl.placement", "true: loss, false: reward"),
+    Foreign("kl_target", "OpenRLHF", "kl.target", _KL_TARGET),
+    Foreign("kl_horizon", "OpenRLHF", "kl.horizon", "same value, both count responses"),
+    Foreign("lora_rank", "OpenRLHF", "lora.rank"),
+    Foreign("target_modules", "OpenRLHF", "lora.targets", "same names; all-linear is the default"),
+    Foreign("dynamic_filtering", "OpenRLHF", "drop_zero_variance", "true or false; refill bounds the new prompts"),
+    Foreign("dynamic_filtering_reward_range", "OpenRLHF", "", "groups of equal scores are dropped; leave it out"),
+    Foreign("overlong_buffer_len", "OpenRLHF", "overlong.buffer", "same value, with truncated=penalty"),
+    Foreign("overlong_penalty_factor", "OpenRLHF", "overlong.penalty"),
+    Foreign("enable_vllm_is_correction", "OpenRLHF", "mismatch", _CORRECTION),
+    Foreign("vllm_is_correction_type", "OpenRLHF", "mismatch", "tis: truncate, icepop: mask; see mismatch.level"),
+    Foreign("vllm_is_truncated_threshold", "OpenRLHF", "mismatch.cap", "the upper one; a mask has low and high"),
+    Foreign("normalize_reward", "OpenRLHF", "", _NO_WHITEN),
+    Foreign("reward_pretrain", "OpenRLHF", "reward", _LEARNED),
+    Foreign("output_key", "OpenRLHF", "data.response"),
+    Foreign("packing_samples", "OpenRLHF", "", _NO_PACKING),
     Foreign("save_path", "OpenRLHF", "run", "the name of a folder under runs/, or a path"),
     Foreign("ckpt_path", "OpenRLHF", "run", "checkpoints are in the run folder"),
     Foreign("load_checkpoint", "OpenRLHF", "resume", "no, auto or a run folder"),

@@ -38,6 +38,8 @@ Examples
   hotcold train grpo model=smollm2 data=prompts.jsonl reward=reward.py
   hotcold train rloo model=./my-model data=sums.csv reward=checks.py:exact steps=50 learning_rate=1e-6
   hotcold train recipe.yaml seed=1 eval.every=5         a key on the command line wins over the recipe
+  hotcold train ppo model=smollm2 data=prompts.jsonl reward=reward.py beta=0.05
+  hotcold train sft model=smollm2 data=answers.jsonl    imitate given responses: no reward is needed
   hotcold train my_idea.py:MyAlgorithm model=... data=... reward=...
   hotcold train resume=runs/NAME                        continue a run that was stopped
 

@@ -61,7 +61,11 @@ TRAIN_KEYS: dict[str, tuple[Key, ...]] = {
         Key("stop_at", "off", "end when greedy held-out accuracy reaches this (0 to 1)"),
     ),
     "Optimiser": (
-        Key("learning_rate", "auto: 1e-5 below 0.5 B parameters, 1e-6 above", "0 or more; at 0 nothing is learnt"),
+        Key(
+            "learning_rate",
+            "auto: 1e-5 below 0.5 B parameters, 1e-6 above, 1e-4 for LoRA",
+            "0 or more; at 0 nothing is learnt",
+        ),
         Key("warmup_steps", "3", "steps over which the rate rises; then it is constant"),
         Key("max_grad_norm", "auto: 1.0, none where weighting is sum_per_response", "clip the gradient; none is off"),
         Key("optimizer", "adamw", "adamw, or sgd: a plain step without warm-up, clip or decay"),
@@ -93,8 +97,12 @@ TRAIN_KEYS: dict[str, tuple[Key, ...]] = {
         Key("mismatch.high", "5.0", "mismatch=mask: a larger weight becomes 0"),
     ),
     "Algorithm": (
-        Key("baseline", "batch_mean (reinforce)", "none, batch_mean, leave_one_out, greedy"),
-        Key("scale_by_std", "true (grpo)", "divide advantages by the group's standard deviation"),
+        Key("baseline", "by algorithm", "none (reinforce_pp), batch_mean (reinforce), leave_one_out, greedy"),
+        Key(
+            "scale_by_std",
+            "by algorithm",
+            "divide advantages by the group's standard deviation (dr_grpo: false)",
+        ),
         Key("whiten", "by algorithm", "centre and scale advantages over the step (ppo, reinforce_pp: true)"),
         Key(
             "objective",
@@ -109,7 +117,7 @@ TRAIN_KEYS: dict[str, tuple[Key, ...]] = {
         ),
         Key("clip_low", "by algorithm", "the ratio is kept above 1 - clip_low (0.2)"),
         Key("clip_high", "by algorithm", "the ratio is kept below 1 + clip_high (0.2; dapo: 0.28)"),
-        Key("dual_clip", "off", "above 1: bounds the loss of a bad token at dual_clip x |advantage|; 3 is usual"),
+        Key("dual_clip", "off", "above 1: a bad token costs at most dual_clip times its advantage; 3 is usual"),
         Key("gamma", "1.0", "discount per token (reinforce, rloo, ppo)"),
         Key("lam", "1.0 (ppo)", "GAE: 1 weighs the score fully at every token, less trusts the critic"),
         Key("value_clip", "off", "ppo: no gain from moving a value further than this within a step"),

@@ -17,7 +17,6 @@ from hotcold.config.checks import (
     check_reward_given,
     check_rewards,
     check_run_folder,
-    check_sampling_keys,
     check_void,
     epochs_error,
     explain,
@@ -194,11 +193,8 @@ class Config(Settings):
     def _check(self) -> Config:
         if self.data.path is None and self.replay_file is None:
             raise missing("data")
-        sampling = samples(self.algorithm)
-        if sampling:
+        if samples(self.algorithm):
             check_reward_given(self)
-        if sampling is not None:
-            check_sampling_keys(self, sampling)
         check_rewards(self.reward, self.reward_weights)
         check_not_truncating(self.top_p, self.top_k, self.min_p)
         for check in (check_plain_step, check_record, check_void, check_bounds):

@@ -15,8 +15,9 @@ from hotcold.config.values import PYTHON
 
 
 def flat_values(config: Settings) -> dict[str, Any]:
-    """Every key that has an effect by its dotted name, in the order of the tables; unknown ones (of an own algorithm)
-    last. Objects stay objects."""
+    """Every key that has an effect, by its dotted name, in the order of the tables; those that only an own algorithm
+    knows come last. Objects stay objects.
+    """
     values: dict[str, Any] = {}
     for name in type(config).model_fields:
         value = getattr(config, name)
@@ -57,6 +58,7 @@ def to_yaml(config: Settings) -> str:
 def describe(config: Settings) -> str:
     """A line for each key: name, value, reason. For --dry-run."""
     defaults = {whole_name(key.name): key.default for keys in keys_of(config).values() for key in keys}
+    defaults |= dict.fromkeys(getattr(config, "algorithm_options", {}), "none")  # decided, so it is no "auto"
     rows = [
         (key, _shown(value, defaults.get(key, "-")), config.reasons.get(key, "default"))
         for key, value in flat_values(config).items()

@@ -37,7 +37,11 @@ def _texts(value: Any) -> Any:
 
 
 def _texts_or_auto(value: Any) -> Any:
-    return None if value in (None, "auto", "all-linear") else _texts(value)
+    if value in (None, "auto", "all-linear"):
+        return None
+    if not (texts := _texts(value)):
+        raise ValueError("at least one layer name is needed, or auto for every linear layer")
+    return texts
 
 
 def _source(value: Any) -> Any:
@@ -106,19 +110,22 @@ def _resume(value: Any) -> Any:
     return value
 
 
-_OTHER_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
+_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 def _dtype(value: Any) -> Any:
     """None is auto. Parameters and the optimiser's state are float32 whatever it is."""
     if value is None or value == "auto":
         return None
+    if value in ("fp32", "bf16"):
+        return value
     if value in ("fp16", "float16", "half"):
-        raise ValueError("auto, fp32 or bf16 is needed; gradients in 16 bits with 5 of exponent underflow")
-    if value not in ("fp32", "bf16"):
-        name = _OTHER_NAMES.get(value) if isinstance(value, str) else None
-        raise ValueError("auto, fp32 or bf16 is needed" + (f", so write {name}" if name else ""))
-    return value
+        hint = "; float16 is not offered, its small numbers vanish, and bf16 has the range of fp32"
+    elif isinstance(value, str) and value in _NAMES:
+        hint = f": write {_NAMES[value]}"
+    else:
+        hint = "; parameters are always fp32, dtype is that of the computation"
+    raise ValueError(f"auto, fp32 or bf16 is needed{hint}")
 
 
 _NUMBER = BeforeValidator(_number)
