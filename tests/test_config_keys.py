@@ -250,6 +250,7 @@ def test_a_value_that_cannot_be_is_named_with_what_is_needed(name: str, words: l
         ("grpo", ["lora.targets=[q_proj]"], "lora.targets=[q_proj]", "lora.rank above 0"),
         ("grpo", ["reference=m"], "reference=m", "beta above 0"),
         ("grpo", ["reference=m", "beta=0"], "reference=m", "beta above 0"),
+        ("grpo", ["reference=m", "beta=null"], "reference=m", "beta above 0"),
         ("grpo", ["critic.init=m"], "critic.init=m", "an algorithm that has a critic (ppo)"),
         ("rloo", ["critic.learning_rate=1e-4"], "critic.learning_rate=0.0001", "an algorithm that has a critic (ppo)"),
         ("grpo", ["lora.rank=4", "lora.critic=true"], "lora.critic=true", "an algorithm that has a critic (ppo)"),

@@ -112,7 +112,10 @@ def _has_critic(config: Config) -> bool | None:
 
 def _beta(config: Config) -> Any:
     preset = preset_of(config.algorithm)
-    return None if preset is None else config.algorithm_options.get("beta", preset.values["beta"])
+    if preset is None:
+        return None
+    beta = config.algorithm_options.get("beta")  # null is the preset's
+    return preset.values["beta"] if beta is None else beta
 
 
 def preset_of(algorithm: Any) -> Preset | None:
