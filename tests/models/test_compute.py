@@ -15,6 +15,7 @@ from transformers import CTRLConfig, CTRLLMHeadModel
 
 from hotcold.batch import collate
 from hotcold.errors import InputError
+from hotcold.models.adapters import LoraSettings, StartingAdapter, add_lora
 from hotcold.models.compute import check_recomputing, compute_context, default_dtype, recomputing, supports_bf16
 from hotcold.models.critic import Critic, measure_values
 from hotcold.models.policy import measure
@@ -121,6 +122,25 @@ def test_under_bf16_the_ratio_before_the_first_update_is_exactly_one(name: str, 
     after = torch.autograd.grad(new.sum(), list(policy.parameters()))
     alone = torch.autograd.grad(again.sum(), list(policy.parameters()))
     assert relative_gap(after, alone) == 0 and all(bool((g != 0).any()) for g in after)
+
+
+def test_under_bf16_a_reference_in_the_policys_own_parameters_is_seen_at_once() -> None:
+    """D07: the starting adapter is the reference; its matrices stand in the policy's while it answers."""
+    pytest.importorskip("peft")
+    policy = TINY["llama"]().eval()
+    add_lora(policy, LoraSettings(rank=2, alpha=4.0), seed=0)
+    adapter = [p for p in policy.parameters() if p.requires_grad]
+    reference = StartingAdapter(policy, "abc")
+    with torch.no_grad():
+        for parameter in adapter:
+            parameter.add_(0.3)
+    exact = all_of(policy, reference)["kl"].detach()
+    with compute_context("bf16", "cpu")():
+        kl = all_of(policy, reference)["kl"]
+    assert float(exact[BATCH.trained].mean()) > 0.01
+    assert float(kl.detach()[BATCH.trained].mean()) == pytest.approx(float(exact[BATCH.trained].mean()), rel=0.1)
+    gradient = torch.autograd.grad(kl.sum(), adapter)
+    assert all(bool((g != 0).any()) for g in gradient)
 
 
 def test_under_bf16_a_critics_values_are_float32_in_all_their_digits() -> None:
@@ -325,8 +345,6 @@ def test_dropout_stays_off_inside(kind: str, name: str) -> None:
 
 def test_a_frozen_trunk_with_an_adapter_trains_through_recomputed_layers() -> None:
     pytest.importorskip("peft")
-    from hotcold.models.adapters import LoraSettings, add_lora
-
     gradients = []
     for on in (False, True):
         module = TINY["llama"]().eval()

@@ -483,6 +483,15 @@ def test_a_folder_that_makes_no_critic_is_refused_with_what_to_do_and_nothing_el
     assert not Path("/tmp/critic-pickle-was-read").exists()
 
 
+def test_a_model_without_rows_for_all_that_the_policy_may_sample_is_refused(tmp_path: Path) -> None:
+    """The policy's embedding has 8 rows beyond the tokenizer's 16 tokens, as many have; an id of these can be drawn."""
+    policy = load_model(str(saved(tmp_path / "padded", llama(vocab_size=24))))
+    with pytest.raises(InputError, match=r"critic\.init: .* vocabulary of 16 tokens, the policy .* of 24"):
+        load_critic(str(saved(tmp_path / "m")), "cpu", policy)
+    wider = str(saved(tmp_path / "wide", llama(vocab_size=32)))
+    assert load_critic(wider, "cpu", policy).trunk.get_input_embeddings().weight.shape[0] == 32
+
+
 def test_a_missing_folder_is_named_by_its_key(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"critic\.init=.*nowhere: there is no such folder"):
         load_critic(str(tmp_path / "a" / "nowhere"), "cpu", loaded(llama()))

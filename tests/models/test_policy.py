@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -74,6 +75,21 @@ def test_the_kl_sends_its_gradient_to_the_policy_alone() -> None:
     assert_close(policy.table.grad[0], [a * (math.log(a / b) - kl(p, q)) for a, b in zip(p, q, strict=True)])
     assert bool((policy.table.grad[1:] == 0).all())
     assert all(x.grad is None for x in reference.frozen_module.parameters())
+
+
+def test_a_reference_that_could_be_trained_gets_no_gradient() -> None:
+    """With a starting adapter as the reference the module's parameters are the policy's own."""
+
+    class Trainable:
+        sha256 = "abc"
+        own = Bigram(OTHER)
+
+        def module(self) -> Any:
+            return nullcontext(self.own)
+
+    policy, reference = Bigram(BIGRAM), Trainable()
+    kl_of(measure(policy, batch_of(row((0,), (1,))), KL, 1.0, reference)).sum().backward()
+    assert policy.table.grad is not None and reference.own.table.grad is None
 
 
 def test_without_gradient_the_kl_has_none_and_the_same_value() -> None:

@@ -34,7 +34,8 @@ def compute_context(dtype: str, device: str) -> Callable[[], AbstractContextMana
         return nullcontext
     if not supports_bf16(device):
         raise InputError(f"dtype=bf16: the device {device} does not compute in bf16. Use dtype=fp32.")
-    # Without the cache: a weight that was cast under no_grad would be taken from it, without its gradient.
+    # Without the cache of cast weights: it does not see that a parameter's data were exchanged, as is done where the
+    # starting adapter is the reference; the reference would answer as the policy.
     return partial(torch.autocast, torch.device(device).type, dtype=torch.bfloat16, cache_enabled=False)
 
 
