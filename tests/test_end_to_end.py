@@ -228,7 +228,7 @@ WRONG: dict[str, tuple[Sequence[str], str]] = {
     "epochs": (["epochs=3"], "epochs_per_batch"),
     "foreign key": (["num_generations=8"], "group_size"),
     "top-p in training": (["top_p=0.9"], "top_p"),
-    "later": (["beta=0.1"], "not available yet"),
+    "later": (["tracker=x"], "not available yet"),
     "no such model": (["model=modle"], "modle"),
     "bad weighting": (["weighting=mean"], "mean_per_response"),
 }

@@ -13,7 +13,8 @@ from hotcold.training.collect import Collected
 from hotcold.training.console import Console
 from hotcold.training.evaluate import Evaluation, interval
 from hotcold.training.loop import Loop, LoopSettings, Progress
-from hotcold.training.metrics import UpdateRecord, rollout_metrics
+from hotcold.training.metrics import rollout_metrics
+from hotcold.training.record import UpdateRecord
 from tests.toy_policies import T1, RecordingEngine, settings
 
 DOC = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -74,7 +75,7 @@ def run_of_two_steps() -> list[dict[str, Any]]:
         source=Rows(),
         evaluator=Held(),  # type: ignore[arg-type]
         record=memory,
-        settings=LoopSettings(2, 0.1, 0, settings(), save_every=0, eval_every=0),
+        settings=LoopSettings(2, {"policy": 0.1}, 0, settings(), save_every=0, eval_every=0),
         console=Console(None),
         refresh=lambda version: None,
         save=lambda progress: None,

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from hotcold.algorithms.base import Algorithm, Objective, Plan
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.engines.base import Pass, StepResult
-from hotcold.engines.local import LocalEngine
+from hotcold.engines.local import LocalEngine, Trainee
 from hotcold.training.collect import kept
-from hotcold.training.metrics import UpdateRecord
+from hotcold.training.record import UpdateRecord
 from hotcold.training.update import UpdateSettings, update
 
 EXACT = json.loads((Path(__file__).parent / "vectors" / "exact.json").read_text(encoding="utf-8"))
@@ -112,32 +112,36 @@ class RecordingEngine:
     def rows_computed(self) -> int:
         return sum(map(len, self.episodes)) + len(self._open)
 
-    def logp(self, batch: Batch) -> Tensor:
-        return self.old.logp(batch)
+    def read(self, batch: Batch, names: frozenset[str]) -> dict[str, Tensor]:
+        return self.old.read(batch, names)
 
     def backward(self, batch: Batch, weights: Tensor, objective: Objective) -> Pass:
         self._open += batch.episode.tolist()
         return self.engine.backward(batch, weights, objective)
 
     def step(self, model: str, rate: float, max_norm: float | None) -> StepResult:
-        parameters = self.engine.parameters
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in parameters]
+        trainee = self.engine.models[model]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in trainee.parameters]
         self.gradients.append(grads)
         self.episodes.append(self._open)
         self._open = []
-        self.engine.optimizer.zero_grad(set_to_none=True)
+        trainee.clear()
         return StepResult(float(torch.cat([g.flatten() for g in grads]).norm()), True)
+
+    def discard(self, model: str) -> None:
+        self._open = []
+        self.engine.discard(model)
 
     def restart(self, model: str) -> None:
         raise AssertionError("nothing was changed")
 
 
 def _still(policy: nn.Module) -> LocalEngine:
-    return LocalEngine(policy, torch.optim.SGD(policy.parameters(), lr=0.0), 1.0, remember_start=False)
+    return LocalEngine({"policy": Trainee(policy, torch.optim.SGD(policy.parameters(), lr=0.0))}, 1.0)
 
 
 def settings(tokens_per_microbatch: int = 10**6, max_grad_norm: float | None = None, seed: int = 0) -> UpdateSettings:
-    return UpdateSettings(tokens_per_microbatch, max_grad_norm, seed)
+    return UpdateSettings(tokens_per_microbatch, {"policy": max_grad_norm}, seed)
 
 
 def run_update(

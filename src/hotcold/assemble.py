@@ -6,39 +6,50 @@ import dataclasses
 import math
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from hotcold.algorithms.base import Algorithm
-from hotcold.algorithms.build import build_algorithm, resolved_values
+from hotcold.algorithms.build import build_algorithm
 from hotcold.algorithms.checks import check_algorithm
+from hotcold.algorithms.options import resolved_values
 from hotcold.algorithms.presets import PRESETS
 from hotcold.algorithms.rehearsal import rehearse
-from hotcold.batch import Rollout, collate
-from hotcold.chat import encode_prompt, fit_prompts, has_template
-from hotcold.config.schema import Config, DataSettings, Settings, decided
+from hotcold.config.checks import check_reward_given
+from hotcold.config.schema import Config, decided
 from hotcold.equations import sum_per_response
 from hotcold.errors import InputError
+from hotcold.intake import (
+    EncodedPrompts,
+    Examples,
+    Recorded,
+    check_recorded,
+    encode,
+    encode_rows,
+    read_examples,
+    without_effect,
+)
+from hotcold.lineup import Lineup, check_keys_have_effect, has_critic, line_up
+from hotcold.models.compute import default_dtype
 from hotcold.models.loading import LoadedModel, load_model
-from hotcold.prompts import Prompt, PromptOrder, distinct, fingerprint, hold_out, make_prompts, read_rows
-from hotcold.rewards.functions import check_columns_of_rows, load_reward
+from hotcold.prompts import PromptOrder
+from hotcold.rewards.functions import load_reward
 from hotcold.rewards.scorer import FunctionScorer
 from hotcold.sampling.base import SamplingOptions
 from hotcold.sampling.replay import ReplayRollouts
 from hotcold.sampling.transformers_engine import TransformersSampler
-from hotcold.training.collect import PromptedRollouts, ReplayedRollouts, RolloutSource, kept
+from hotcold.training.collect import PromptedRollouts, ReplayedRollouts, RolloutSource
+from hotcold.training.dataset import DatasetRows, EncodedDemonstrations
 from hotcold.training.evaluate import Evaluator
+from hotcold.training.mismatch import Mismatch
+from hotcold.training.truncation import Truncation
 
 TRAIN_STREAM, EVAL_STREAM, SAMPLE_STREAM = 0, 1, 2
 SMALL = 500_000_000  # parameters; below it the higher rate is right
-
-
-@dataclass(frozen=True)
-class EncodedPrompts:
-    prompts: Sequence[Prompt]
-    ids: Sequence[tuple[int, ...]]
+CRITIC_RATE = 10.0  # times the policy's
 
 
 @dataclass(frozen=True)
@@ -46,16 +57,23 @@ class Assembled:
     """A training run that could start."""
 
     config: Config  # every key decided
-    model: LoadedModel
+    models: Lineup
     algorithm: Algorithm
     source: RolloutSource
-    train: EncodedPrompts | None  # None: rows are replayed
+    train: EncodedPrompts | EncodedDemonstrations | None  # None: rows are replayed
     held_out: EncodedPrompts | None
+    watched: EncodedDemonstrations | None  # held-out rows whose log-likelihood is measured
     evaluator: Evaluator | None
     sampler: TransformersSampler
+    truncation: Truncation
+    mismatch: Mismatch | None
     reward_names: tuple[str, ...]
     data_fingerprint: str
     notes: tuple[str, ...]
+
+    @property
+    def model(self) -> LoadedModel:
+        return self.models.policy
 
 
 def assemble(config: Config) -> Assembled:
@@ -65,44 +83,63 @@ def assemble(config: Config) -> Assembled:
     replay = ReplayRollouts(config.replay_file) if config.replay_file else None
     if replay is not None and config.reasons.get("steps", "default").startswith("default"):
         config = decided(config, {"steps": (len(replay.steps), "as many as the file has")})
-    prompts = None if config.data.path is None else load_prompts(config.data)
-    apart = (
-        None if config.eval.data is None else load_prompts(config.data.model_copy(update={"path": config.eval.data}))
-    )
-    check_columns(scorer, prompts, config.data.path)
-    check_columns(scorer, apart, config.eval.data)
-    model = load_model(config.model, device)
-    notes = list(model.notes)
-    algorithm, config = decide(config, model, device)
-    train, held_out = split(config, prompts if replay is None else None, apart, notes)
-    sampler = TransformersSampler(
-        model.module, model.tokenizer, model.eos_ids, model.context_length, pad_id=model.pad_id
-    )
-    encoded = None if train is None else encode(train, model, config, notes)
-    held = None if not held_out or scorer is None else encode(held_out, model, config, notes)
-    options = sampling_options(config, TRAIN_STREAM)
+    algorithm, config = decide_algorithm(config, device)
+    imitates = algorithm.plan is None
+    examples = read_examples(config, scorer, imitates, replays=replay is not None)
+    policy = load_model(config.model, device)
+    config = decide_rates(config, algorithm, policy)
+    models = line_up(config, algorithm, policy)
+    notes = [*policy.notes, *examples.notes]
+    sampler = make_sampler(policy, models)
+    truncation = make_truncation(config)
+    held = encode(examples.held_out, policy, config, notes) if examples.held_out and scorer is not None else None
+    train: EncodedPrompts | EncodedDemonstrations | None = None
     source: RolloutSource
     if replay is not None:
-        notes += [*check_replay(replay, model, config, algorithm), *without_effect(config)]
-        source, data_fingerprint = ReplayedRollouts(replay.rollouts), config.sampler
+        recorded = Recorded(replay, imitates)
+        notes += [*check_recorded(recorded, policy, config, algorithm, truncation), *without_effect(config)]
+        source = ReplayedRollouts(recorded.rollouts)
+    elif imitates:
+        assert examples.demonstrations is not None
+        train = encode_rows(examples.demonstrations, policy, config)
+        notes += train.notes
+        source = DatasetRows(train.rows, PromptOrder(len(train.rows), config.seed), config.prompts_per_step)
     else:
-        assert encoded is not None and scorer is not None
-        order = PromptOrder(len(encoded.prompts), config.seed)
+        assert examples.prompts is not None and scorer is not None
+        train = encode(examples.prompts, policy, config, notes)
+        order, options = PromptOrder(len(train.prompts), config.seed), sampling_options(config, TRAIN_STREAM)
         source = PromptedRollouts(
-            encoded.prompts, encoded.ids, order, sampler, scorer, options, config.prompts_per_step
+            train.prompts, train.ids, order, sampler, scorer, options, config.prompts_per_step, truncation
         )
-        data_fingerprint = fingerprint(encoded.prompts)
     evaluator = None
     if held is not None and scorer is not None:
         evaluator = make_evaluator(held, sampler, scorer, sampling_options(config, EVAL_STREAM), config.eval.samples)
-    names = () if scorer is None else tuple(scorer.names)
     return Assembled(
-        config, model, algorithm, source, encoded, held, evaluator, sampler, names, data_fingerprint, tuple(notes)
+        config=config,
+        models=models,
+        algorithm=algorithm,
+        source=source,
+        train=train,
+        held_out=held,
+        watched=_watched(examples, policy, config),
+        evaluator=evaluator,
+        sampler=sampler,
+        truncation=truncation,
+        mismatch=make_mismatch(config),
+        reward_names=() if scorer is None else tuple(scorer.names),
+        data_fingerprint=config.sampler if replay is not None else examples.fingerprint,
+        notes=tuple(notes),
     )
 
 
-def decide(config: Config, model: LoadedModel, device: str) -> tuple[Algorithm, Config]:
-    """The algorithm, and the config with every automatic key settled, each with its reason."""
+def _watched(examples: Examples, policy: LoadedModel, config: Config) -> EncodedDemonstrations | None:
+    if not examples.held_out_demonstrations:
+        return None
+    return encode_rows(examples.held_out_demonstrations, policy, config)
+
+
+def decide_algorithm(config: Config, device: str) -> tuple[Algorithm, Config]:
+    """The algorithm, checked, and the config with its values and all that the device decides."""
     on_cpu = device == "cpu"
     choices: dict[str, tuple[Any, str]] = {"device": (device, config.reasons.get("device", "default"))}
     if config.max_tokens is None:
@@ -112,19 +149,48 @@ def decide(config: Config, model: LoadedModel, device: str) -> tuple[Algorithm, 
     check_algorithm(algorithm, None if config.replay_file else config.prompts_per_step)
     rehearse(algorithm)
     check_start(algorithm, config.steps)
-    if config.learning_rate is None:
-        small = model.module.num_parameters() < SMALL
-        choices["learning_rate"] = (
-            (1e-5, "default below 0.5 B parameters") if small else (1e-6, "default from 0.5 B parameters")
-        )
-    if config.max_grad_norm is None:
-        sums = all(objective.weighting is sum_per_response for objective in algorithm.objectives)
-        choices["max_grad_norm"] = (
-            ("none", "none where the weighting is sum_per_response") if sums else (1.0, "default for this weighting")
-        )
+    if algorithm.plan is not None:
+        check_reward_given(config)
+    check_keys_have_effect(config, algorithm)
+    if config.dtype is None:
+        choices["dtype"] = (default_dtype(device), "default on this device")
+    if config.truncated == "penalty" and config.overlong.buffer is None:
+        choices["overlong.buffer"] = (max(1, max_tokens // 5), "default: a fifth of max_tokens")
     if config.tokens_per_microbatch is None:
         choices["tokens_per_microbatch"] = (2048, "fixed for a CPU") if on_cpu else (8192, "fixed for a GPU")
     return algorithm, decided(config, choices)
+
+
+def decide_rates(config: Config, algorithm: Algorithm, policy: LoadedModel) -> Config:
+    """Rates and norms, which depend on the model's size, on adapters and on the weighting."""
+    choices: dict[str, tuple[Any, str]] = {}
+    if config.lora.rank and config.lora.alpha is None:
+        choices["lora.alpha"] = (2.0 * config.lora.rank, "default: twice the rank")
+    rate = config.learning_rate
+    if rate is None:
+        rate, why = default_rate(policy, config.lora.rank > 0)
+        choices["learning_rate"] = (rate, why)
+    if config.max_grad_norm is None:
+        sums = all(o.weighting is sum_per_response for o in algorithm.objectives if o.model == "policy")
+        choices["max_grad_norm"] = (
+            ("none", "none where the weighting is sum_per_response") if sums else (1.0, "default for this weighting")
+        )
+    if has_critic(algorithm):
+        plain = config.optimizer == "sgd"
+        if config.critic.learning_rate is None:
+            choices["critic.learning_rate"] = (CRITIC_RATE * rate, "default: ten times the policy's")
+        if config.critic.max_grad_norm is None:
+            choices["critic.max_grad_norm"] = (
+                ("none", "optimizer=sgd takes a plain step") if plain else (1.0, "default")
+            )
+    return decided(config, choices)
+
+
+def default_rate(policy: LoadedModel, lora: bool) -> tuple[float, str]:
+    if lora or policy.adapter is not None:
+        return 1e-4, "default for LoRA"
+    small = policy.module.num_parameters() < SMALL
+    return (1e-5, "default below 0.5 B parameters") if small else (1e-6, "default from 0.5 B parameters")
 
 
 def _algorithm(config: Config, max_tokens: int, choices: dict[str, tuple[Any, str]]) -> Algorithm:
@@ -137,11 +203,16 @@ def _algorithm(config: Config, max_tokens: int, choices: dict[str, tuple[Any, st
             if key not in options:
                 choices[key] = (value, f"preset {config.algorithm}")
     elif dataclasses.is_dataclass(algorithm):
+        names = {key.replace(".", "_") for key in options}
         for field in dataclasses.fields(algorithm):
             value = getattr(algorithm, field.name)
-            if field.name not in options and isinstance(value, (bool, int, float, str)):
+            if field.name not in names and isinstance(value, (bool, int, float, str)):
                 choices[field.name] = (value, f"default of {type(algorithm).__name__}")
     return algorithm
+
+
+def algorithm_name(config: Config) -> str:
+    return config.algorithm if isinstance(config.algorithm, str) else type(config.algorithm).__name__
 
 
 def set_threads(count: int | None) -> None:
@@ -153,9 +224,13 @@ def set_threads(count: int | None) -> None:
 
 
 def check_start(algorithm: Algorithm, steps: int) -> None:
-    first = min(objective.start for objective in algorithm.objectives)
-    if first >= steps:
-        raise InputError(f"steps={steps}, but nothing is trained in the first {first}: use more steps.")
+    """Every objective must be trained at some step."""
+    last = max(algorithm.objectives, key=lambda objective: objective.start)
+    if last.start >= steps:
+        raise InputError(
+            f"steps={steps}, but the {last.model} is not trained in the first {last.start} steps: use more steps, "
+            "or a shorter warm-up."
+        )
 
 
 def pick_device(name: str) -> str:
@@ -175,61 +250,26 @@ def make_scorer(rewards: Sequence[Any], weights: Sequence[float] | None) -> Func
     return FunctionScorer([load_reward(reward) for reward in rewards], list(weights or [1.0] * len(rewards)))
 
 
-def check_columns(scorer: FunctionScorer | None, prompts: Sequence[Prompt] | None, source: Any) -> None:
-    """Every reward's arguments must exist as columns of every row, known before anything is sampled."""
-    name = source if isinstance(source, str) else "the data"
-    for function in scorer.functions if scorer and prompts else ():
-        check_columns_of_rows(function, prompts or (), name)
+def make_sampler(model: LoadedModel, models: Lineup | None = None) -> TransformersSampler:
+    """Samples with the arithmetic with which the run computes log-probabilities."""
+    return TransformersSampler(
+        model.module,
+        model.tokenizer,
+        model.eos_ids,
+        model.context_length,
+        pad_id=model.pad_id,
+        compute=nullcontext if models is None else models.compute,
+    )
 
 
-def load_prompts(data: DataSettings) -> list[Prompt]:
-    rows = data.path
-    if callable(rows):
-        rows = rows()
-    if isinstance(rows, str):
-        rows = read_rows(rows, data.split)
-    return make_prompts(rows, data.prompt)
+def make_truncation(config: Config) -> Truncation:
+    assert config.max_tokens is not None
+    return Truncation(config.truncated, config.max_tokens, config.overlong.buffer or 1, config.overlong.penalty)
 
 
-def split(
-    config: Config, prompts: list[Prompt] | None, apart: list[Prompt] | None, notes: list[str]
-) -> tuple[list[Prompt] | None, list[Prompt]]:
-    """Prompts to train on and prompts held out."""
-    if prompts is None:
-        return None, distinct(apart or [])[: config.eval.prompts]
-    if apart is not None:
-        apart = distinct(apart)
-        seen = {as_key(prompt) for prompt in apart}
-        train = [prompt for prompt in prompts if as_key(prompt) not in seen]
-        if len(train) < len(prompts):
-            notes.append(f"{len(prompts) - len(train)} training prompts stand in eval.data too and were left out")
-        if not train:
-            raise InputError("every training prompt stands in eval.data too: nothing is left to train on.")
-        return train, apart[: config.eval.prompts]
-    train, held_out = hold_out(prompts, seed=config.seed)
-    if not held_out:
-        notes.append("too few different prompts to hold any out: there is no evaluation (give eval.data)")
-    return train, held_out[: config.eval.prompts]
-
-
-def as_key(prompt: Prompt) -> str:
-    return repr(prompt.content)
-
-
-def encode(prompts: Sequence[Prompt], model: LoadedModel, settings: Settings, notes: list[str]) -> EncodedPrompts:
-    """Token ids of every prompt; those that leave no room for a response are refused or dropped."""
-    chat = settings.data.chat
-    ids = [encode_prompt(model.tokenizer, p.content, chat, where=f"row {p.index}") for p in prompts]
-    if chat is None and any(isinstance(p.content, str) for p in prompts) and has_template(model.tokenizer):
-        notes.append("prompts are plain text and the model has a chat template: chat=true wraps them in it")
-    if model.context_length is None:
-        return EncodedPrompts(prompts, ids)
-    fitting = fit_prompts(ids, model.context_length - 1, settings.data.too_long, rows=[p.index for p in prompts])
-    if dropped := len(prompts) - len(fitting):
-        notes.append(
-            f"{dropped} prompts leave no room in the context of {model.context_length} tokens and were dropped"
-        )
-    return EncodedPrompts([prompts[i] for i in fitting], [ids[i] for i in fitting])
+def make_mismatch(config: Config) -> Mismatch | None:
+    keys = config.mismatch
+    return None if keys.mode == "off" else Mismatch(keys.mode, keys.level, keys.cap, keys.low, keys.high)
 
 
 def sampling_options(settings: Any, stream: int) -> SamplingOptions:
@@ -251,61 +291,3 @@ def make_evaluator(
     """A response counts as correct in pass@k if it earns all that the rewards can give at 1 each."""
     correct = math.fsum(scorer.weights)
     return Evaluator(encoded.prompts, encoded.ids, sampler, scorer, options, num_samples=n, correct=correct)
-
-
-SAMPLED_ONLY = ("prompts_per_step", "group_size", "stop", "data.path", "data.prompt", "data.split", "data.too_long")
-
-
-def without_effect(config: Config) -> list[str]:
-    """Keys that somebody gave and that replayed rows make void."""
-    given = [key for key in SAMPLED_ONLY if not config.reasons.get(key, "default").startswith(("default", "preset"))]
-    return [f"{', '.join(given)}: without effect, since the rows are replayed"] if given else []
-
-
-def check_replay(replay: ReplayRollouts, model: LoadedModel, config: Config, algorithm: Algorithm) -> list[str]:
-    """Recorded rows must fit the model and the algorithm; more steps than there are is an error at the start.
-
-    Returns notes on steps that can train nothing: a step is then skipped and counted, as in every run.
-    """
-    if config.steps > len(replay.steps):
-        raise InputError(
-            f"steps={config.steps}, but {config.replay_file} has {len(replay.steps)} steps: "
-            f"use steps={len(replay.steps)}."
-        )
-    vocabulary = model.module.get_input_embeddings().num_embeddings
-    notes = []
-    for number in range(1, config.steps + 1):
-        notes += _check_step(f"{config.replay_file}, step {number}", replay.rollouts(number), algorithm)
-        for row, rollout in enumerate(replay.rollouts(number)):
-            _check_row(f"{config.replay_file}, step {number}, row {row}", rollout, vocabulary, model.context_length)
-    return notes
-
-
-def _check_step(where: str, rollouts: list[Rollout], algorithm: Algorithm) -> list[str]:
-    name = type(algorithm).__name__
-    if "greedy_rewards" in algorithm.reads and all(r.greedy_reward is None for r in rollouts):
-        raise InputError(f"{where}: {name} compares with the greedy response, and no row has a greedy_reward.")
-    batch = collate(rollouts)
-    num_kept = int((kept(batch, algorithm) & batch.response_mask.any(1)).sum())
-    for objective in algorithm.objectives:
-        if 0 < num_kept < objective.minibatches:
-            raise InputError(
-                f"{where}: {num_kept} rows to train on are fewer than minibatches={objective.minibatches}."
-            )
-    if num_kept:
-        return []
-    return [
-        f"{where}: {name} can train on none of the {len(rollouts)} rows, so nothing is learnt in it. Do the rows "
-        "of a prompt share a group, do they have scores, and tokens that were chosen?"
-    ]
-
-
-def _check_row(where: str, rollout: Rollout, vocabulary: int, context_length: int | None) -> None:
-    ids = (*rollout.prompt_ids, *rollout.response_ids)
-    if ids and max(ids) >= vocabulary:
-        raise InputError(f"{where}: token id {max(ids)}, but the model has {vocabulary} tokens.")
-    if context_length is not None and len(ids) > context_length:
-        raise InputError(f"{where}: {len(ids)} tokens, but the model's context is {context_length}.")
-    mask = rollout.response_mask or (True,) * len(rollout.response_ids)
-    if not rollout.prompt_ids and mask and mask[0]:
-        raise InputError(f"{where}: no token before the first response token: nothing says how likely it was.")

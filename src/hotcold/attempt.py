@@ -7,17 +7,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hotcold.assemble import Assembled
-from hotcold.checkpoint import newest_checkpoint, prune, read_state, read_tensors, write_checkpoint
+import torch
+from torch import Tensor
+
+from hotcold.assemble import Assembled, algorithm_name
+from hotcold.batch import Batch
+from hotcold.checkpoint import newest_checkpoint, prune, read_state, read_tensors, write_checkpoint, write_folder
 from hotcold.config.schema import Config
 from hotcold.config.show import flat_values, resolved
-from hotcold.engines.local import LocalEngine
+from hotcold.engines.local import LocalEngine, Trainee
 from hotcold.errors import InputError
+from hotcold.models.adapters import adapter_tensors, load_adapter_tensors, save_adapter
+from hotcold.models.critic import save_critic
 from hotcold.models.loading import export_model, load_model
 from hotcold.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from hotcold.runs import RunFolder
 from hotcold.training.console import Console, near
-from hotcold.training.evaluate import Evaluation, interval_text
+from hotcold.training.dataset import EncodedDemonstrations, held_out_loss
+from hotcold.training.evaluate import Evaluates, Evaluation, WithLoss, interval_text
 from hotcold.training.loop import Loop, LoopSettings, Progress
 from hotcold.training.update import UpdateSettings
 
@@ -27,18 +34,31 @@ class Attempt:
 
     def __init__(self, ready: Assembled, folder: RunFolder, console: Console):
         self.ready, self.folder, self.console = ready, folder, console
-        config, module = ready.config, ready.model.module
+        config, models = ready.config, ready.models
         assert config.learning_rate is not None
-        self.named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        self.optimizer = make_optimizer(config.optimizer, self.named, config.learning_rate)
-        restart = any(objective.restart for objective in ready.algorithm.objectives)
-        self.engine = LocalEngine(module, self.optimizer, config.temperature, remember_start=restart)
+        restarted = {objective.model for objective in ready.algorithm.objectives if objective.restart}
+        modules = {"policy": models.policy.module, **({} if models.critic is None else {"critic": models.critic})}
+        self.named = {
+            name: [(n, p) for n, p in module.named_parameters() if p.requires_grad] for name, module in modules.items()
+        }
+        self.optimizers = {
+            name: make_optimizer(config.optimizer, named, config.learning_rate) for name, named in self.named.items()
+        }
+        trainees = {
+            name: Trainee(module, self.optimizers[name], remember_start=name in restarted)
+            for name, module in modules.items()
+        }
+        self.engine = LocalEngine(
+            trainees, config.temperature, models.reference, models.compute, config.gradient_checkpointing
+        )
 
     def announce(self, progress: Progress) -> None:
         self.console.say(f"run folder: {near(self.folder.path)}")
         for note in self.ready.notes:
             self.console.warn(note)
         self.console.say(arithmetic(self.ready))
+        if models := what_models(self.ready):
+            self.console.say(models)
         config = self.ready.config
         if progress.step == config.steps:
             self.console.say(f"all {progress.step} steps are done; steps=N with a larger N goes on")
@@ -49,22 +69,24 @@ class Attempt:
 
     def loop(self) -> Loop:
         config = self.ready.config
-        norm = None if isinstance(config.max_grad_norm, str) else config.max_grad_norm
         assert config.learning_rate is not None and config.tokens_per_microbatch is not None
+        norms = {"policy": _norm(config.max_grad_norm), "critic": _norm(config.critic.max_grad_norm)}
+        rates = {"policy": config.learning_rate, "critic": config.critic.learning_rate or 0.0}
         settings = LoopSettings(
             steps=config.steps,
-            learning_rate=config.learning_rate,
+            learning_rate=rates,
             warmup_steps=config.warmup_steps,
-            update=UpdateSettings(config.tokens_per_microbatch, norm, config.seed),
+            update=UpdateSettings(config.tokens_per_microbatch, norms, config.seed, self.ready.mismatch),
             save_every=config.save_every,
             eval_every=config.eval.every,
+            truncation=self.ready.truncation,
             stop_at=config.stop_at,
         )
         return Loop(
             algorithm=self.ready.algorithm,
             engine=self.engine,
             source=self.ready.source,
-            evaluator=self.ready.evaluator,
+            evaluator=self._evaluator(config.tokens_per_microbatch),
             record=self.folder,
             settings=settings,
             console=self.console,
@@ -73,18 +95,41 @@ class Attempt:
             reward_names=self.ready.reward_names,
         )
 
+    def _evaluator(self, tokens_per_microbatch: int) -> Evaluates | None:
+        watched = self.ready.watched
+        if watched is None:
+            return self.ready.evaluator
+
+        def logp(batch: Batch) -> Tensor:
+            return self.engine.read(batch, frozenset({"logp_old"}))["logp_old"]
+
+        return WithLoss(self.ready.evaluator, lambda: held_out_loss(logp, watched.rows, tokens_per_microbatch))
+
     def save(self, progress: Progress) -> None:
         target = self.folder.checkpoints / f"step_{progress.step:06d}"
+        reference = self.ready.models.reference
         state = {
             "progress": asdict(progress),
             "base_sha256": self.ready.model.sha256,
+            "reference_sha256": None if reference is None else reference.sha256,
             "data_sha256": self.ready.data_fingerprint,
             "identity": identity(self.ready.config),
         }
-        tensors = {"optimizer": optimizer_tensors(self.optimizer, self.named)}
-        write_checkpoint(target, self._export, tensors, state)
+        write_checkpoint(target, self._export_checkpoint, self._tensors(), state)
         best = set() if progress.best_step is None else {f"step_{progress.best_step:06d}"}
         prune(self.folder.checkpoints, self.ready.config.keep_checkpoints, best)
+
+    def _tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What the trainer needs beside the policy's folder. The policy's optimiser is called `optimizer`."""
+        out = {
+            OPTIMIZER_FILE[name]: optimizer_tensors(optimizer, self.named[name])
+            for name, optimizer in self.optimizers.items()
+        }
+        if "critic" in self.named:
+            out["critic"] = {n: p.detach().cpu().contiguous() for n, p in self.named["critic"]}
+        if self.ready.models.trains_adapter:
+            out["adapter"] = adapter_tensors(self.ready.model.module)
+        return out
 
     def resume(self) -> Progress:
         """State of the newest whole checkpoint; a run without one starts again."""
@@ -95,9 +140,9 @@ class Attempt:
             return Progress(algorithm=self.ready.algorithm.state())
         state = read_state(checkpoint)
         check_same_run(state, self.ready)
-        saved = load_model(str(checkpoint), self.ready.config.device)
-        self.ready.model.module.load_state_dict(saved.module.state_dict())
-        load_optimizer_tensors(self.optimizer, self.named, read_tensors(checkpoint, "optimizer"))
+        self._load_parameters(checkpoint)
+        for name, optimizer in self.optimizers.items():
+            load_optimizer_tensors(optimizer, self.named[name], read_tensors(checkpoint, OPTIMIZER_FILE[name]))
         progress = Progress(**state["progress"])
         if progress.step > self.ready.config.steps:
             raise InputError(
@@ -106,19 +151,68 @@ class Attempt:
             )
         return progress
 
+    def _load_parameters(self, checkpoint: Path) -> None:
+        module = self.ready.model.module
+        if self.ready.models.trains_adapter:
+            load_adapter_tensors(module, read_tensors(checkpoint, "adapter"))
+        else:
+            saved = load_model(str(checkpoint), self.ready.config.device)
+            module.load_state_dict(saved.module.state_dict())
+        if "critic" in self.named:
+            tensors = read_tensors(checkpoint, "critic")
+            with torch.no_grad():
+                for name, parameter in self.named["critic"]:
+                    parameter.copy_(tensors[name])
+
     def finish(self, progress: Progress, evaluation: Evaluation | None) -> Path:
         model_dir = self.folder.write_model(self._export)
+        if self.ready.models.trains_adapter:
+            write_folder(self.folder.path / "adapter", self._export_adapter)
+        if (critic := self.ready.models.critic) is not None:
+            write_folder(self.folder.path / "critic", lambda folder: save_critic(critic, folder))
         self.folder.write_card(card(self.ready, progress, evaluation))
         return model_dir
 
     def _export(self, folder: Path) -> None:
+        """The whole model; an adapter is merged into what is written."""
         model = self.ready.model
         export_model(model.module, model.tokenizer, folder, model.eos_ids)
 
+    def _export_checkpoint(self, folder: Path) -> None:
+        if self.ready.models.trains_adapter:
+            self._export_adapter(folder)
+        else:
+            self._export(folder)
 
-FREE = {  # keys that a continued run may change; model and data are compared by their hashes
-    *("model", "data.path", "run", "resume", "steps", "stop_at", "save_every", "keep_checkpoints", "device", "threads"),
-    *("eval.data", "eval.every", "eval.samples", "eval.prompts", "tokens_per_microbatch"),
+    def _export_adapter(self, folder: Path) -> None:
+        """In PEFT's format; the base model is named, not copied."""
+        model = self.ready.model
+        save_adapter(model.module, folder, model.source)
+        model.tokenizer.save_pretrained(folder)
+
+
+OPTIMIZER_FILE = {"policy": "optimizer", "critic": "critic_optimizer"}
+
+
+def _norm(value: float | str | None) -> float | None:
+    return None if isinstance(value, str) else value
+
+
+FREE = {  # keys that a continued run may change; models and data are compared by their hashes
+    *(
+        "model",
+        "reference",
+        "data.path",
+        "run",
+        "resume",
+        "steps",
+        "stop_at",
+        "save_every",
+        "keep_checkpoints",
+        "device",
+        "threads",
+    ),
+    *("eval.data", "eval.every", "eval.samples", "eval.prompts", "tokens_per_microbatch", "gradient_checkpointing"),
 }
 
 
@@ -152,6 +246,9 @@ def check_same_run(state: dict[str, Any], ready: Assembled) -> None:
     ]
     if state["base_sha256"] != ready.model.sha256:
         changed.append("the starting model's weights are not the same")
+    reference = ready.models.reference
+    if reference is not None and state.get("reference_sha256") != reference.sha256:
+        changed.append("the reference's weights are not the same")
     if state["data_sha256"] != ready.data_fingerprint:
         changed.append("the training prompts are not the same")
     if changed:
@@ -194,17 +291,33 @@ def arithmetic(ready: Assembled) -> str:
     config, plan = ready.config, ready.algorithm.plan
     if config.replay_file:
         return f"replaying {config.replay_file}, {config.steps} steps; nothing is sampled"
-    assert plan is not None and ready.train is not None
-    rows = config.prompts_per_step * plan.group_size
     steps = max(objective.epochs * objective.minibatches for objective in ready.algorithm.objectives)
-    held = len(ready.held_out.prompts) if ready.held_out else 0
     updates = "1 optimiser step" if steps == 1 else f"{steps} optimiser steps"
+    if isinstance(ready.train, EncodedDemonstrations):
+        what, num, held = "rows", len(ready.train.rows), len(ready.watched.rows) if ready.watched else 0
+        batch = f"{config.prompts_per_step} rows"
+    else:
+        assert plan is not None and ready.train is not None
+        what, num, held = "prompts", len(ready.train.prompts), len(ready.held_out.prompts) if ready.held_out else 0
+        batch = (
+            f"{config.prompts_per_step} prompts x {plan.group_size} responses = "
+            f"{config.prompts_per_step * plan.group_size} responses of at most {config.max_tokens} tokens"
+        )
+    passes = config.steps * config.prompts_per_step / num
     return (
-        f"{config.steps} steps of {config.prompts_per_step} prompts x {plan.group_size} responses = {rows} responses "
-        f"of at most {config.max_tokens} tokens, {updates} each; {len(ready.train.prompts)} training prompts "
-        f"({config.steps * config.prompts_per_step / len(ready.train.prompts):.1f} passes), {held} held out"
+        f"{config.steps} steps of {batch}, {updates} each; {num} training {what} ({passes:.1f} passes), {held} held out"
     )
 
 
-def algorithm_name(config: Config) -> str:
-    return config.algorithm if isinstance(config.algorithm, str) else type(config.algorithm).__name__
+def what_models(ready: Assembled) -> str:
+    """Which models are held beside the policy, and what is trained of it."""
+    models, parts = ready.models, []
+    if models.trains_adapter:
+        num = sum(p.numel() for p in models.policy.module.parameters() if p.requires_grad)
+        parts.append(f"an adapter of {num / 1e6:.2f} M parameters is trained, the model itself is frozen")
+    if models.reference is not None:
+        where = ready.config.reference or "the starting model"
+        parts.append(f"the reference is {where} (SHA-256 {models.reference.sha256[:12]})")
+    if models.critic is not None:
+        parts.append(f"the critic starts as {ready.config.critic.init or 'a copy of the policy'}")
+    return "; ".join(parts)

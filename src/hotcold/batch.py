@@ -100,7 +100,9 @@ class Batch:
         return replace(self, **changes, extras={name: cut(value) for name, value in self.extras.items()})
 
     def to(self, device: torch.device | str) -> Batch:
-        changes = {f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        changes: dict[str, Any] = {
+            f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)
+        }
         return replace(self, **changes, extras={name: value.to(device) for name, value in self.extras.items()})
 
     @property

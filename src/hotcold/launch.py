@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,32 +16,33 @@ from hotcold.assemble import (
     EVAL_STREAM,
     SAMPLE_STREAM,
     Assembled,
+    algorithm_name,
     assemble,
-    check_columns,
-    encode,
-    load_prompts,
     make_evaluator,
+    make_sampler,
     make_scorer,
     pick_device,
     sampling_options,
     set_threads,
 )
-from hotcold.attempt import Attempt, algorithm_name, arithmetic
+from hotcold.attempt import Attempt, arithmetic, what_models
+from hotcold.batch import Rollout
 from hotcold.chat import render_prompt
 from hotcold.checkpoint import newest_checkpoint, read_state
 from hotcold.config.checks import check_run_folder
 from hotcold.config.schema import Config, EvalConfig, SampleConfig, decided
 from hotcold.config.show import describe, to_yaml
 from hotcold.errors import InputError
+from hotcold.intake import EncodedPrompts, check_columns, encode, load_prompts
 from hotcold.models.loading import LoadedModel, load_model
 from hotcold.prompts import Prompt
 from hotcold.runs import RunFolder, default_run_name
 from hotcold.sampling.base import Request
-from hotcold.sampling.transformers_engine import TransformersSampler
 from hotcold.training.collect import as_text
 from hotcold.training.console import Console, duration, near
 from hotcold.training.evaluate import Evaluation, Evaluator, interval_text
 from hotcold.training.loop import Progress
+from hotcold.training.update import READ_BY_ENGINE
 
 Echo = Callable[[str], None] | None
 
@@ -130,32 +131,49 @@ def environment(ready: Assembled) -> dict[str, Any]:
         "model_folder": ready.model.source,
         "model_sha256": ready.model.sha256,
         "data_sha256": ready.data_fingerprint,
+        "reference_sha256": None if ready.models.reference is None else ready.models.reference.sha256,
     }
 
 
 def dry_run(config: Config) -> str:
     """The decided config with reasons, the first prompt as the model sees it, the batch in words, the expected time."""
     ready = assemble(config)
-    parts = [describe(ready.config), "", arithmetic(ready)]
-    if ready.train is not None:
+    parts = [describe(ready.config), "", arithmetic(ready), *filter(None, [what_models(ready)])]
+    if isinstance(ready.train, EncodedPrompts):
         prompt: Prompt = ready.train.prompts[0]
         shown = render_prompt(ready.model.tokenizer, prompt.content, config.data.chat)
         parts += ["", f"first prompt, {len(ready.train.ids[0])} tokens:", shown]
         parts += ["", expected_time(ready)]
+    elif ready.train is not None:
+        parts += ["", *first_row(ready.model.tokenizer, ready.train.rows[0])]
     return "\n".join([*parts, *(f"note: {note}" for note in ready.notes)])
+
+
+def first_row(tokenizer: Any, row: Rollout) -> list[str]:
+    """A demonstration as the model sees it, special tokens visible, and what of it is trained."""
+    mask = row.response_mask or (True,) * len(row.response_ids)
+    trained = [token for token, is_trained in zip(row.response_ids, mask, strict=True) if is_trained]
+
+    def text(ids: Sequence[int]) -> str:
+        return tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    whole = (*row.prompt_ids, *row.response_ids)
+    return [f"first row, {len(whole)} tokens:", text(whole), f"trained, {len(trained)} tokens:", text(trained)]
 
 
 def expected_time(ready: Assembled) -> str:
     """From the machine's matrix rate, measured now: an order of magnitude, for responses of full length."""
     config, group = ready.config, ready.algorithm.plan.group_size if ready.algorithm.plan else 1
-    assert ready.train is not None and config.max_tokens is not None
+    assert isinstance(ready.train, EncodedPrompts) and config.max_tokens is not None
     rate = matrix_rate(ready.config.device)
     size = ready.model.module.num_parameters()
     prompt = sum(map(len, ready.train.ids)) / len(ready.train.ids)
     sampled = config.prompts_per_step * (prompt + group * config.max_tokens)
     trained = config.prompts_per_step * group * (prompt + config.max_tokens)
-    epochs = max(objective.epochs for objective in ready.algorithm.objectives)
-    step = 2 * size * (2 * sampled + 3 * epochs * trained) / rate  # decoding runs at about half the matrix rate
+    # forward and backward of each trained model; one forward of each for what is read before the update
+    passes = 3 * sum(objective.epochs for objective in ready.algorithm.objectives)
+    passes += len(ready.algorithm.reads & READ_BY_ENGINE)
+    step = 2 * size * (2 * sampled + passes * trained) / rate  # decoding runs at about half the matrix rate
     held = ready.held_out.ids if ready.held_out else []
     evaluation = 2 * size * 2 * sum(len(i) + (1 + config.eval.samples) * config.max_tokens for i in held) / rate
     count = 2 + (config.steps // config.eval.every if config.eval.every else 0)
@@ -188,7 +206,7 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     encoded = encode(prompts, model, config, notes)
     assert scorer is not None
     options = sampling_options(config, EVAL_STREAM)
-    evaluator = make_evaluator(encoded, _sampler(model), scorer, options, config.samples)
+    evaluator = make_evaluator(encoded, make_sampler(model), scorer, options, config.samples)
     console = Console(_to_stderr)
     for note in notes:
         console.warn(note)
@@ -206,7 +224,7 @@ def sample(config: SampleConfig) -> Iterator[dict[str, Any]]:
     for note in notes:
         _to_stderr(f"note: {note}")
     options = sampling_options(config.model_copy(update={"temperature": config.temperature or 1.0}), SAMPLE_STREAM)
-    sampler = _sampler(model)
+    sampler = make_sampler(model)
     for draw, (prompt, ids) in enumerate(zip(encoded.prompts, encoded.ids, strict=True)):
         requests = [Request(ids, draw, number) for number in range(config.n)]
         greedy = config.temperature == 0
@@ -233,10 +251,6 @@ def _to_stderr(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _sampler(model: LoadedModel) -> TransformersSampler:
-    return TransformersSampler(model.module, model.tokenizer, model.eos_ids, model.context_length, pad_id=model.pad_id)
-
-
 def _say_result(
     console: Console, first: int, model_dir: Path, progress: Progress, evaluation: Evaluation | None, took: float
 ) -> None:
@@ -244,4 +258,7 @@ def _say_result(
         console.say(f"steps {first} to {progress.step} in {duration(took)}")
     if evaluation is not None and progress.before.get("eval/greedy") is not None:
         console.say(f"held-out greedy: {interval_text(progress.before)} before, {evaluation.greedy} after")
+    if evaluation is not None and evaluation.loss is not None and "eval/loss" in progress.before:
+        before = progress.before["eval/loss"]
+        console.say(f"held-out loss: {before:.4f} nats per token before, {evaluation.loss:.4f} after")
     console.say(f"model: {near(model_dir)}  (transformers and vLLM load this folder)")

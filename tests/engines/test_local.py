@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hotcold.algorithms.base import Forward, Objective, TokenLoss
 from hotcold.algorithms.losses import policy_gradient_loss
 from hotcold.batch import Batch, Rollout, collate
-from hotcold.engines.local import LocalEngine
+from hotcold.engines.local import LocalEngine, Trainee
 from hotcold.equations import sum_per_response
 from tests.toy_policies import TINY, assert_close, ragged_rollouts, tiny_gpt2, tiny_llama
 
@@ -35,7 +35,12 @@ OBJECTIVE = Objective(policy_gradient_loss, sum_per_response)
 
 
 def engine_of(module: nn.Module, temperature: float = 1.0, rate: float = 0.1, remember: bool = False) -> LocalEngine:
-    return LocalEngine(module, torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=0.0), temperature, remember)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=0.0)
+    return LocalEngine({"policy": Trainee(module, optimizer, remember)}, temperature)
+
+
+def logp_of(engine: LocalEngine, batch: Batch) -> Tensor:
+    return engine.read(batch, frozenset({"logp_old"}))["logp_old"]
 
 
 def row(prompt: tuple[int, ...], response: tuple[int, ...], **fields: Any) -> Rollout:
@@ -58,7 +63,7 @@ def test_each_response_token_has_its_own_log_prob() -> None:
     """A01: [0, 1, 2 | 0, 1]: ln P(0 after 2) = ln 0.6, ln P(1 after 0) = ln 0.5; the ratio to itself is 1."""
     engine, batch = engine_of(Bigram(BIGRAM)), batch_of(row((0, 1, 2), (0, 1)))
     expected = [[0, 0, 0, math.log(0.6), math.log(0.5)]]
-    assert_close(engine.logp(batch), expected)
+    assert_close(engine.read(batch, frozenset({"logp_old"}))["logp_old"], expected)
     done = backward(engine, batch)
     assert_close(done.logp, expected)
     assert torch.equal(done.logp, done.logp_old)
@@ -70,7 +75,7 @@ def test_log_probs_are_those_at_the_sampling_temperature() -> None:
     model = Bigram([[math.exp(2), 1.0], [1.0, 1.0]])
     engine = engine_of(model, temperature=0.5)
     assert_close(
-        engine.logp(batch_of(row((0,), (0,)), row((0,), (1,))))[:, 1], [-0.018149927917809, -4.018149927917809]
+        logp_of(engine, batch_of(row((0,), (0,)), row((0,), (1,))))[:, 1], [-0.018149927917809, -4.018149927917809]
     )
 
 
@@ -86,7 +91,7 @@ def test_untrained_tokens_have_zero_log_prob_and_entropy() -> None:
 
 def test_rows_that_do_not_take_part_are_not_trained() -> None:
     engine, batch = engine_of(Bigram(BIGRAM)), batch_of(row((0,), (1,)), Rollout((0,), (2,), 0, 1, reward=None))
-    assert engine.logp(batch).tolist()[1] == [0, 0]
+    assert engine.read(batch, frozenset({"logp_old"}))["logp_old"].tolist()[1] == [0, 0]
 
 
 @pytest.mark.parametrize("name", list(TINY))
@@ -96,7 +101,7 @@ def test_a_row_has_the_same_log_probs_alone_and_padded(name: str, extra: int) ->
     model = TINY[name]()
     engine = engine_of(model)
     rows = [row((5, 6), (7, 8, 9)), row((1, 2, 3, 4, 5, 6, 7, 8, 9), (11, 12, 13, 14, 15, 16, 17))]
-    together = engine.logp(batch_of(*rows, row((3,), (4,) * (15 + extra))))
+    together = logp_of(engine, batch_of(*rows, row((3,), (4,) * (15 + extra))))
     for i, r in enumerate(rows):
         ids = torch.tensor([[*r.prompt_ids, *r.response_ids]])
         start = len(r.prompt_ids)
@@ -112,7 +117,7 @@ def test_what_stands_in_the_padding_changes_nothing(name: str) -> None:
     """A08: pad = EOS or any other id."""
     engine = engine_of(TINY[name]())
     rows = [row((5, 6), (7, 2)), row((1,), (4,) * 9)]
-    assert torch.equal(engine.logp(batch_of(*rows, pad_id=2)), engine.logp(batch_of(*rows, pad_id=23)))
+    assert torch.equal(logp_of(engine, batch_of(*rows, pad_id=2)), logp_of(engine, batch_of(*rows, pad_id=23)))
 
 
 def test_dropout_in_the_config_is_off() -> None:
@@ -121,7 +126,7 @@ def test_dropout_in_the_config_is_off() -> None:
     model.train()
     engine, batch = engine_of(model), batch_of(row((5, 6), (7, 8, 9)))
     assert not any(m.training for m in model.modules())
-    assert torch.equal(engine.logp(batch), backward(engine, batch).logp)
+    assert torch.equal(engine.read(batch, frozenset({"logp_old"}))["logp_old"], backward(engine, batch).logp)
 
 
 # ------------------------------------------------------------------ gradients
@@ -223,8 +228,8 @@ def test_the_ratio_is_one_by_construction_where_old_log_probs_are_not_recomputed
 
 
 def state_of(engine: LocalEngine) -> list[Tensor]:
-    moments = [v for s in engine.optimizer.state_dict()["state"].values() for v in s.values()]
-    return [t.detach().clone() for t in [*engine.parameters, *moments]]
+    moments = [v for s in engine.policy.optimizer.state_dict()["state"].values() for v in s.values()]
+    return [t.detach().clone() for t in [*engine.policy.parameters, *moments]]
 
 
 def same(a: list[Tensor], b: list[Tensor]) -> bool:
@@ -247,7 +252,7 @@ def test_a_gradient_that_is_not_finite_changes_neither_parameters_nor_moments(
             backward(engine, batch)
             if number == 3:
                 before = state_of(engine)
-                gradient = engine.parameters[1].grad
+                gradient = engine.policy.parameters[1].grad
                 assert gradient is not None
                 gradient.view(-1)[5] = poison
             result = engine.step("policy", 0.01, max_norm)
@@ -255,7 +260,7 @@ def test_a_gradient_that_is_not_finite_changes_neither_parameters_nor_moments(
             if number == 3:
                 assert not math.isfinite(result.grad_norm)
                 assert same(state_of(engine), before)
-                assert all(p.grad is None for p in engine.parameters)
+                assert all(p.grad is None for p in engine.policy.parameters)
         ends.append(state_of(engine))
     assert same(*ends)
 
@@ -263,7 +268,7 @@ def test_a_gradient_that_is_not_finite_changes_neither_parameters_nor_moments(
 def sgd_engine(values: list[float]) -> tuple[LocalEngine, nn.Module]:
     module = nn.Module()
     module.w = nn.Parameter(torch.tensor(values, dtype=torch.float64))
-    return LocalEngine(module, torch.optim.SGD(module.parameters(), lr=9.9), 1.0, False), module
+    return LocalEngine({"policy": Trainee(module, torch.optim.SGD(module.parameters(), lr=9.9))}, 1.0), module
 
 
 @pytest.mark.parametrize(("max_norm", "expected"), [(None, [0.7, 0.6]), (10.0, [0.7, 0.6]), (1.0, [0.94, 0.92])])
@@ -279,10 +284,10 @@ def test_a_step_moves_by_rate_times_the_clipped_gradient(max_norm: float | None,
 
 def test_rate_zero_changes_no_parameter() -> None:
     engine = engine_of(tiny_llama())
-    before = [p.detach().clone() for p in engine.parameters]
+    before = [p.detach().clone() for p in engine.policy.parameters]
     backward(engine, batch_of(*ragged_rollouts()))
     assert engine.step("policy", 0.0, None).grad_norm > 0
-    assert same([p.detach() for p in engine.parameters], before)
+    assert same([p.detach() for p in engine.policy.parameters], before)
 
 
 def test_restart_brings_back_parameters_and_optimizer() -> None:
@@ -299,7 +304,7 @@ def test_restart_brings_back_parameters_and_optimizer() -> None:
         runs.append((first, state_of(engine)))
         assert not same(first, start)
         engine.restart("policy")
-        assert same(state_of(engine), start) and engine.optimizer.state_dict()["state"] == {}
+        assert same(state_of(engine), start) and engine.policy.optimizer.state_dict()["state"] == {}
     assert same(runs[0][0], runs[1][0]) and same(runs[0][1], runs[1][1])
 
 
@@ -307,7 +312,8 @@ def test_frozen_parameters_stay() -> None:
     model = tiny_llama()
     model.model.embed_tokens.weight.requires_grad_(False)
     frozen = copy.deepcopy(model.model.embed_tokens.weight)
-    engine = LocalEngine(model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]), 1.0, False)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    engine = LocalEngine({"policy": Trainee(model, optimizer)}, 1.0)
     backward(engine, batch_of(*ragged_rollouts()))
     engine.step("policy", 0.1, None)
     assert torch.equal(model.model.embed_tokens.weight, frozen)
@@ -315,4 +321,4 @@ def test_frozen_parameters_stay() -> None:
 
 def test_a_policy_without_a_token_before_the_first_is_refused() -> None:
     with pytest.raises(AssertionError, match="at least one token before"):
-        engine_of(Bigram(BIGRAM)).logp(batch_of(row((), (1, 2))))
+        logp_of(engine_of(Bigram(BIGRAM)), batch_of(row((), (1, 2))))

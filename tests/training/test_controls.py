@@ -19,7 +19,7 @@ from hotcold.algorithms.losses import ClippedLoss
 from hotcold.algorithms.reinforce import REINFORCE
 from hotcold.algorithms.rloo import RLOO
 from hotcold.batch import Rollout
-from hotcold.engines.local import LocalEngine
+from hotcold.engines.local import LocalEngine, Trainee
 from tests.toy_policies import PROMPT, TablePolicy, run_update, tiny_llama
 
 TARGET, PROMPTS, GROUP = 2, 2, 8
@@ -44,7 +44,7 @@ class Bandit:
     def __init__(self, rate: float):
         self.policy = TablePolicy([[0.0] * 4], [()])
         optimizer = torch.optim.AdamW(self.policy.parameters(), lr=rate, weight_decay=0.0)
-        self.engine = LocalEngine(self.policy, optimizer, 1.0, remember_start=True)
+        self.engine = LocalEngine({"policy": Trainee(self.policy, optimizer, remember_start=True)}, 1.0)
         self.rate = rate
 
     def probabilities(self) -> list[float]:
@@ -119,7 +119,7 @@ def test_a_constant_reward_moves_no_bit(name: str) -> None:
     assert torch.equal(bandit.policy.table, torch.zeros(1, 4, dtype=torch.float64))
     model = tiny_llama()
     start = copy.deepcopy(model.state_dict())
-    engine = LocalEngine(model, torch.optim.AdamW(model.parameters(), lr=0.1), 1.0, remember_start=False)
+    engine = LocalEngine({"policy": Trainee(model, torch.optim.AdamW(model.parameters(), lr=0.1))}, 1.0)
     rows = [Rollout((1, 2), (3 + i, 4), i // 4, i, reward=0.7, greedy_reward=0.7) for i in range(8)]
     run_update(rows, CENTRED[name], engine, dtype=torch.float32, rate=0.1)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), start.values(), strict=True))

@@ -131,7 +131,7 @@ def test_a_token_mean_is_one_mean_over_the_step() -> None:
         algorithm = Custom((Objective(_given_loss, mean_per_token),), extras={"loss": losses})
         engine = RecordingEngine(tiny_llama())
         _, record = run_update(rows, algorithm, engine, dtype=torch.float32, tokens_per_microbatch=budget)
-        assert record.losses == [1.0] and engine.rows_computed == 2
+        assert record.policy.losses == [1.0] and engine.rows_computed == 2
 
 
 CUTS = [[8], [4, 4], [3, 5], [1] * 8]
@@ -251,7 +251,7 @@ def test_a_skipped_row_halves_what_the_other_brings() -> None:
     rows = [T1.rollout((0, 0), 0, 0), T1.rollout((1, 1), 1, 1)]
     engine = RecordingEngine(T1.policy())
     _, record = run_update(rows, algorithm, engine)
-    assert engine.rows_computed == 1 and (record.num_rows, record.num_skipped_rows) == (2, 1)
+    assert engine.rows_computed == 1 and (record.policy.num_rows, record.policy.num_skipped_rows) == (2, 1)
     a, b = 0.3775406687981454 / 2, 0.401312339887548 / 2
     assert_close(-engine.gradients[0][0], [[a, -a], [b, -b], [0, 0]])
 

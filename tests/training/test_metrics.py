@@ -11,7 +11,8 @@ import torch
 
 from hotcold.batch import Rollout, collate
 from hotcold.engines.base import Pass, StepResult
-from hotcold.training.metrics import UpdateRecord, rollout_metrics
+from hotcold.training.metrics import rollout_metrics
+from hotcold.training.record import ModelRecord, UpdateRecord
 
 
 def rollout(length: int = 2, reward: float | None = 1.0, group: int = 0, **fields: Any) -> Rollout:
@@ -27,7 +28,9 @@ def seen(
     def fill(value: float) -> torch.Tensor:
         return torch.full(batch.tokens.shape, math.nan).double().masked_fill(batch.trained, value)
 
-    return Pass(fill(logp), fill(entropy), fill(old), loss, {k: fill(v) for k, v in metrics.items()})
+    return Pass(
+        loss, {k: fill(v) for k, v in metrics.items()}, logp=fill(logp), logp_old=fill(old), entropy=fill(entropy)
+    )
 
 
 # ------------------------------------------------------------------ the update
@@ -35,47 +38,47 @@ def seen(
 
 def test_one_value_for_each_optimiser_step() -> None:
     """D16 (c): windows of 3 and of 1 micro-batches, each with losses 1, 1, 1 and 5: the mean over steps is 3."""
-    record, batch = UpdateRecord(), collate([rollout()])
+    record, batch = ModelRecord(), collate([rollout()])
     for _ in range(3):
         record.add_pass(batch, seen(batch, loss=1 / 3), recomputed=False)  # its share of the step's loss
     record.add_step(StepResult(grad_norm=2.0, applied=True))
     record.add_pass(batch, seen(batch, loss=5.0), recomputed=False)
     record.add_step(StepResult(grad_norm=4.0, applied=True))
     assert record.losses == pytest.approx([1.0, 5.0])
-    summary = record.summary()
+    summary = UpdateRecord(models={"policy": record}).summary()
     assert summary["loss"] == pytest.approx(3.0) and summary["grad_norm"] == 3.0
     assert summary["optimizer_steps"] == 2 and summary["optimizer_steps/empty"] == 0
 
 
 def test_token_means_are_one_mean_over_all_tokens() -> None:
     """D16 (b): 3 of 12 tokens and 3 of 4: 6/16 = 0.375, not the mean of means 0.5."""
-    record = UpdateRecord()
+    record = ModelRecord()
     for length, share in ((12, 0.25), (4, 0.75)):
         batch = collate([rollout(length)])
         record.add_pass(batch, seen(batch, 0.0, entropy=share, clip_fraction=share, mine=share), recomputed=True)
     record.add_step(StepResult(1.0, True))
-    summary = record.summary()
+    summary = UpdateRecord(models={"policy": record}).summary()
     assert summary["entropy"] == summary["clip_fraction"] == summary["mine"] == 0.375
 
 
 def test_ratio_and_approx_kl_are_those_of_new_against_old() -> None:
     """log-ratio 0.1 on 2 tokens and -0.3 on 1: approx_kl = mean of e^d - 1 - d; ratio/max = e^0.1."""
-    record = UpdateRecord()
+    record = ModelRecord()
     for length, d in ((2, 0.1), (1, -0.3)):
         batch = collate([rollout(length)])
         record.add_pass(batch, seen(batch, 0.0, logp=-1.0 + d), recomputed=True)
         record.add_step(StepResult(1.0, True))
-    summary = record.summary()
+    summary = UpdateRecord(models={"policy": record}).summary()
     expected = (2 * (math.exp(0.1) - 1.1) + (math.exp(-0.3) - 0.7)) / 3
     assert summary["approx_kl"] == pytest.approx(expected, abs=1e-12)
     assert summary["ratio/max"] == pytest.approx(math.exp(0.1), abs=1e-12)
 
 
 def test_what_exists_only_with_recomputed_log_probs_is_null_without() -> None:
-    record, batch = UpdateRecord(), collate([rollout()])
+    record, batch = ModelRecord(), collate([rollout()])
     record.add_pass(batch, seen(batch, 0.0, clip_fraction=0.0, mine=0.25), recomputed=False)
     record.add_step(StepResult(1.0, True))
-    summary = record.summary()
+    summary = UpdateRecord(models={"policy": record}).summary()
     assert [summary[k] for k in ("approx_kl", "clip_fraction", "ratio/max")] == [None] * 3
     assert summary["mine"] == 0.25
     assert [summary[k] for k in ("mismatch/max_abs", "mismatch/mean_abs")] == [None] * 2
@@ -89,7 +92,7 @@ def test_an_empty_record_has_nulls_and_no_division_by_zero() -> None:
 
 def test_the_sampler_difference_counts_trained_tokens_before_the_first_step() -> None:
     """|-1 + 1.5| = 0.5 on one token, |-1 + 1.25| = 0.25 on three: max 0.5, mean 1.25/4."""
-    record = UpdateRecord()
+    record = ModelRecord()
     for logps in ((-1.5,), (-1.25,) * 3):
         batch = collate([rollout(len(logps), logp_sampler=logps)], dtype=torch.float64)
         record.add_pass(batch, seen(batch, 0.0), recomputed=False)
@@ -97,17 +100,17 @@ def test_the_sampler_difference_counts_trained_tokens_before_the_first_step() ->
     late = collate([rollout(1, logp_sampler=(-9.0,))], dtype=torch.float64)
     record.add_pass(late, seen(late, 0.0), recomputed=False)
     record.add_step(StepResult(1.0, True))
-    summary = record.summary()
+    summary = UpdateRecord(models={"policy": record}).summary()
     assert summary["mismatch/max_abs"] == 0.5 and summary["mismatch/mean_abs"] == pytest.approx(1.25 / 4)
 
 
 def test_steps_that_were_not_applied_are_counted_apart() -> None:
     """D18. The norm of such a step is not finite and must not become the step's."""
-    record, batch = UpdateRecord(), collate([rollout()])
+    record, batch = ModelRecord(), collate([rollout()])
     for norm, applied in ((2.0, True), (math.nan, False), (math.inf, False), (4.0, True)):
         record.add_pass(batch, seen(batch, 1.0), recomputed=False)
         record.add_step(StepResult(norm, applied))
-    summary = record.summary()
+    summary = UpdateRecord(models={"policy": record}).summary()
     assert (summary["optimizer_steps"], summary["optimizer_steps/nonfinite"]) == (2, 2)
     assert summary["grad_norm"] == 3.0
 

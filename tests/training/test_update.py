@@ -19,10 +19,10 @@ from hotcold.algorithms.reinforce import REINFORCE
 from hotcold.algorithms.rloo import RLOO
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.engines.base import Pass, StepResult
-from hotcold.engines.local import LocalEngine
+from hotcold.engines.local import LocalEngine, Trainee
 from hotcold.equations import mean_per_response, mean_per_token, sum_per_response
 from hotcold.training import update as update_module
-from hotcold.training.metrics import UpdateRecord
+from hotcold.training.record import UpdateRecord
 from tests.toy_policies import (
     T2,
     TINY,
@@ -44,15 +44,18 @@ class Spy:
 
     def __init__(self, model: Any, rate_of_adam: float = 1e-3, remember_start: bool = False):
         optimizer = torch.optim.AdamW(model.parameters(), lr=rate_of_adam, weight_decay=0.0)
-        self.engine = LocalEngine(model, optimizer, 1.0, remember_start)
+        self.engine = LocalEngine({"policy": Trainee(model, optimizer, remember_start)}, 1.0)
         self.passes: list[tuple[int, Batch, Pass]] = []  # (optimiser steps before it, rows, what was seen)
         self.num_steps = 0
         self.asked: list[int] = []  # rows of each request for log pi_old
         self.rates: list[tuple[float, float | None]] = []
 
-    def logp(self, batch: Batch) -> Tensor:
+    def read(self, batch: Batch, names: frozenset[str]) -> dict[str, Tensor]:
         self.asked.append(len(batch))
-        return self.engine.logp(batch)
+        return self.engine.read(batch, names)
+
+    def discard(self, model: str) -> None:
+        self.engine.discard(model)
 
     def backward(self, batch: Batch, weights: Tensor, objective: Objective) -> Pass:
         done = self.engine.backward(batch, weights, objective)
@@ -146,8 +149,8 @@ def test_a_loss_of_zero_has_a_gradient() -> None:
     ):
         algorithm = GRPO(group_size=2, weighting=weighting)
         _, record = run_update(_pair(lengths), algorithm, Spy(tiny_llama()), dtype=torch.float32)
-        assert record.losses[0] == pytest.approx(value, abs=1e-7)
-        assert record.grad_norms[0] > 0.1
+        assert record.policy.losses[0] == pytest.approx(value, abs=1e-7)
+        assert record.policy.grad_norms[0] > 0.1
 
 
 def test_several_epochs_at_a_large_rate_clip() -> None:
@@ -166,7 +169,7 @@ def test_several_epochs_at_a_large_rate_clip() -> None:
         count += float(clipped.sum())
     assert fractions[0] == 0.0 and fractions[-1] > 0.1
     summary = record.summary()
-    assert summary["clip_fraction"] == pytest.approx(count / record.num_tokens, abs=1e-6)
+    assert summary["clip_fraction"] == pytest.approx(count / record.policy.num_tokens, abs=1e-6)
     assert summary["ratio/max"] == pytest.approx(max(ratios), rel=1e-6)
     assert summary["approx_kl"] is not None and summary["approx_kl"] > 1e-3
 
@@ -185,7 +188,7 @@ class PoisonedOnce:
         return getattr(self.spy, name)
 
     def step(self, model: str, rate: float, max_norm: float | None) -> StepResult:
-        parameters = self.spy.engine.parameters
+        parameters = self.spy.engine.policy.parameters
         if self.spy.num_steps == self.at:
             gradient = parameters[0].grad
             assert gradient is not None
@@ -206,7 +209,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(value: float) -> N
     )
     summary = record.summary()
     assert (summary["optimizer_steps"], summary["optimizer_steps/nonfinite"]) == (5, 1)
-    assert spy.num_steps == 6 and all(bool(p.isfinite().all()) for p in spy.engine.parameters)
+    assert spy.num_steps == 6 and all(bool(p.isfinite().all()) for p in spy.engine.policy.parameters)
 
 
 def test_rate_and_clip_norm_reach_every_step() -> None:
@@ -224,12 +227,12 @@ def test_from_the_starting_model_each_batch_trains_it_anew() -> None:
         spy = Spy(tiny_llama(), remember_start=True)
         for rows in batches:
             run_update(rows, algorithm, spy, dtype=torch.float32, rate=0.01)
-        ends.append([p.detach().clone() for p in spy.engine.parameters])
+        ends.append([p.detach().clone() for p in spy.engine.policy.parameters])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
     spy = Spy(tiny_llama())  # and from the current model they are not
     for rows in (first, second):
         run_update(rows, replace(algorithm, from_starting=False), spy, dtype=torch.float32, rate=0.01)
-    assert not all(torch.equal(a, b) for a, b in zip(ends[0], spy.engine.parameters, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(ends[0], spy.engine.policy.parameters, strict=True))
 
 
 def test_an_objective_waits_until_it_starts() -> None:

@@ -10,13 +10,22 @@ import torch
 from torch import Tensor
 
 from hotcold.algorithms.base import Algorithm, Forward, Objective, TokenLoss
-from hotcold.algorithms.losses import ClippedLoss, importance_weighted_loss, policy_gradient_loss
+from hotcold.algorithms.losses import (
+    ClippedLoss,
+    SequenceClippedLoss,
+    TruncatedISLoss,
+    ValueLoss,
+    importance_weighted_loss,
+    policy_gradient_loss,
+    surrogate_of,
+)
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.errors import InputError
 from hotcold.user_file import describe_error
 
 T = TypeVar("T")
-OURS = (policy_gradient_loss, importance_weighted_loss)  # and every ClippedLoss: they multiply the advantages
+OURS = (policy_gradient_loss, importance_weighted_loss)  # and these classes: they multiply the advantages
+OUR_CLASSES = (ClippedLoss, SequenceClippedLoss, TruncatedISLoss)
 
 
 def rehearse(algorithm: Algorithm) -> None:
@@ -48,10 +57,15 @@ def _rehearse_objective(name: str, objective: Objective, batch: Batch) -> None:
         if not bool(torch.isfinite(batch.advantages[batch.trained]).all()):
             raise InputError(f"{name}: the advantages of finite scores are not finite (NaN or inf).")
     logp = torch.where(batch.trained, -1.0, 0.0).to(batch.token_rewards.dtype)
-    forward = Forward(logp=logp.clone().requires_grad_(), entropy=logp.neg() if "entropy" in objective.needs else None)
-    if batch.advantages is None and (objective.loss in OURS or isinstance(objective.loss, ClippedLoss)):
+    surrogate = surrogate_of(objective.loss)
+    if batch.advantages is None and (surrogate in OURS or isinstance(surrogate, OUR_CLASSES)):
         raise InputError(f"{name}: credit sets no advantages: return batch.replace(advantages=...), state.")
-    result = _ask(name, "the loss", lambda: objective.loss(forward, batch.replace(logp_old=logp)))
+    if isinstance(surrogate, ValueLoss) and batch.returns is None:
+        raise InputError(f"{name}: credit sets no returns for its critic: return batch.replace(returns=...), state.")
+    forward = _forward(objective, logp)
+    if objective.model == "policy":
+        batch = batch.replace(logp_old=logp)
+    result = _ask(name, "the loss", lambda: objective.loss(forward, batch))
     if not isinstance(result, TokenLoss):
         raise InputError(f"{name}: the loss returns {type(result).__name__}: return TokenLoss(loss of shape [B, T]).")
     _has_form(name, "the loss", result.loss, shape, None)
@@ -59,24 +73,35 @@ def _rehearse_objective(name: str, objective: Objective, batch: Batch) -> None:
     _has_form(name, "the weights", weights, shape, None)
 
 
+def _forward(objective: Objective, logp: Tensor) -> Forward:
+    """What the objective needs, from a model that says -1 nat everywhere."""
+    answers = {"entropy": logp.neg(), "kl": logp.neg(), "values": logp.neg()}
+    asked = {name: value.clone().requires_grad_() for name, value in answers.items() if name in objective.needs}
+    has_logp = objective.model == "policy"
+    return Forward(logp=logp.clone().requires_grad_() if has_logp else None, **asked)
+
+
 def _batch(algorithm: Algorithm) -> Batch:
     """Two prompts with a group each, scores that differ, responses of one to three tokens."""
-    assert algorithm.plan is not None
-    size = algorithm.plan.group_size
+    size = algorithm.plan.group_size if algorithm.plan else 2
     rows = [
         Rollout(
             prompt_ids=(1, 2),
             response_ids=tuple(range(3, 4 + i % 3)),
             group=i // size,
             episode=i,
-            reward=float(i % 2) + 0.125 * (i // size),
+            reward=float(i % 2) + 0.125 * (i // size) if algorithm.plan else None,
             logp_sampler=(-1.0,) * (1 + i % 3),
-            greedy_reward=0.5,
+            greedy_reward=0.5 if algorithm.plan else None,
+            demonstration=algorithm.plan is None,
         )
         for i in range(2 * size)
     ]
     batch = collate(rows)
-    reads = {"logp_old": torch.where(batch.trained, -1.0, 0.0)} if "logp_old" in algorithm.reads else {}
+    levels = {"logp_old": -1.0, "logp_ref": -1.5, "kl_old": 0.25, "values_old": 0.125}
+    reads = {name: torch.where(batch.trained, level, 0.0) for name, level in levels.items() if name in algorithm.reads}
+    if any("kl" in objective.needs for objective in algorithm.objectives):
+        reads.setdefault("kl_old", torch.where(batch.trained, 0.25, 0.0))
     return batch.replace(**reads)
 
 

@@ -4,73 +4,57 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hotcold.algorithms.base import Objective
+from hotcold.algorithms.base import Forward, Objective
 from hotcold.batch import Batch
 from hotcold.engines.base import Pass, StepResult
 from hotcold.errors import InputError
-from hotcold.models.policy import measure
+from hotcold.models.compute import recomputing
+from hotcold.models.critic import measure_values
+from hotcold.models.policy import Measured, measure
+from hotcold.models.reference import Reference
 
 
-class LocalEngine:
-    """Holds the policy and its optimiser. Parameters are float32 and all dropout is 0, so the mode is always eval."""
+class Trainee:
+    """One trained model with its optimiser. Parameters are float32 and all dropout is 0, so the mode is always eval."""
 
-    def __init__(self, policy: nn.Module, optimizer: torch.optim.Optimizer, temperature: float, remember_start: bool):
-        self.policy = policy
+    def __init__(self, module: Any, optimizer: torch.optim.Optimizer, remember_start: bool = False):
+        self.module = module.eval()
         self.optimizer = optimizer
-        self.temperature = temperature
-        self.parameters = [p for p in policy.parameters() if p.requires_grad]
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
         self._start = [p.detach().clone() for p in self.parameters] if remember_start else None
         self._optimizer_start = copy.deepcopy(optimizer.state_dict()) if remember_start else None
-        self._finite = True  # every loss since the last step
-        policy.eval()
+        self.is_finite = True  # every loss since the last step
 
-    def logp(self, batch: Batch) -> Tensor:
-        with torch.no_grad():
-            logp = measure(self.policy, self._on_device(batch), frozenset({"logp"}), self.temperature).forward.logp
-        assert logp is not None
-        return logp.to(batch.tokens.device)
-
-    def backward(self, batch: Batch, weights: Tensor, objective: Objective) -> Pass:
-        home, batch = batch.tokens.device, self._on_device(batch)
-        measured = measure(self.policy, batch, objective.needs, self.temperature)
-        logp = measured.forward.logp
-        assert logp is not None and measured.entropy is not None
-        if batch.logp_old is None:
-            # The batch gets exactly one step: pi_old is the policy itself and the ratio is 1 by construction.
-            batch = batch.replace(logp_old=logp.detach())
-        assert batch.logp_old is not None
-        result = objective.loss(measured.forward, batch)
-        weights = weights.to(device=result.loss.device, dtype=result.loss.dtype)
-        # where, not a product alone: a NaN under weight 0 must not reach the sum or its gradient
-        total = (torch.where(weights != 0, result.loss, 0.0) * weights).sum()
-        self._finite = self._finite and math.isfinite(total.item())
-        if total.requires_grad:
-            total.backward()
-        return Pass(
-            logp.detach().to(home),
-            measured.entropy.to(home),
-            batch.logp_old.to(home),
-            float(total.detach()),
-            {name: value.detach().to(home) for name, value in result.metrics.items()},
-        )
-
-    def step(self, model: str, rate: float, max_norm: float | None) -> StepResult:
-        assert model == "policy"
+    def step(self, rate: float, max_norm: float | None) -> StepResult:
         limit = math.inf if max_norm is None else max_norm
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
         # A NaN advantage sends no gradient: only the loss shows it.
-        applied, self._finite = self._finite and math.isfinite(norm), True
+        applied = self.is_finite and math.isfinite(norm)
         if applied:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
             self._check_parameters(rate)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.clear()
         return StepResult(norm, applied)
+
+    def clear(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.is_finite = True
+
+    def restart(self) -> None:
+        assert self._start is not None and self._optimizer_start is not None
+        with torch.no_grad():
+            for parameter, start in zip(self.parameters, self._start, strict=True):
+                parameter.copy_(start)
+        self.optimizer.load_state_dict(copy.deepcopy(self._optimizer_start))
 
     def _check_parameters(self, rate: float) -> None:
         if not all(bool(parameter.isfinite().all()) for parameter in self.parameters):
@@ -79,12 +63,97 @@ class LocalEngine:
                 "Checkpoints written before this step are good."
             )
 
+
+class LocalEngine:
+    """Holds the policy, and where an algorithm has them a critic and the frozen reference."""
+
+    def __init__(
+        self,
+        models: Mapping[str, Trainee],
+        temperature: float,
+        reference: Reference | None = None,
+        compute: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        recompute: bool = False,
+    ):
+        self.models = dict(models)
+        self.temperature = temperature
+        self.reference = reference
+        self.compute = compute  # the dtype of the arithmetic
+        self.recompute = recompute  # activations in the backward pass, instead of keeping them
+
+    @property
+    def policy(self) -> Trainee:
+        return self.models["policy"]
+
+    def read(self, batch: Batch, names: frozenset[str]) -> dict[str, Tensor]:
+        home, batch = batch.tokens.device, self._on_device(batch)
+        with torch.no_grad(), self.compute():
+            found = {**self._read_policy(batch, names), **self._read_reference(batch, names)}
+            if "values_old" in names:
+                found["values_old"] = measure_values(self.models["critic"].module, batch)
+        return {name: value.to(home) for name, value in found.items()}
+
+    def _read_policy(self, batch: Batch, names: frozenset[str]) -> dict[str, Tensor]:
+        """log pi_old and the exact KL come from one pass."""
+        if not names & {"logp_old", "kl_old"}:
+            return {}
+        needs = frozenset({"logp", "kl"} if "kl_old" in names else {"logp"})
+        forward = measure(self.policy.module, batch, needs, self.temperature, self.reference).forward
+        found = {"logp_old": forward.logp, "kl_old": forward.kl}
+        return {name: value for name, value in found.items() if name in names and value is not None}
+
+    def _read_reference(self, batch: Batch, names: frozenset[str]) -> dict[str, Tensor]:
+        if "logp_ref" not in names:
+            return {}
+        assert self.reference is not None
+        with self.reference.module() as module:
+            logp = measure(module, batch, frozenset({"logp"}), self.temperature).forward.logp
+        assert logp is not None
+        return {"logp_ref": logp}
+
+    def backward(self, batch: Batch, weights: Tensor, objective: Objective) -> Pass:
+        home, batch = batch.tokens.device, self._on_device(batch)
+        trainee = self.models[objective.model]
+        with recomputing(trainee.module, self.recompute):
+            with self.compute():
+                measured = self._measure(trainee.module, batch, objective)
+            logp = measured.forward.logp
+            if batch.logp_old is None and logp is not None:
+                # The batch gets exactly one step: pi_old is the policy itself and the ratio is 1 by construction.
+                batch = batch.replace(logp_old=logp.detach())
+            result = objective.loss(measured.forward, batch)
+            weights = weights.to(device=result.loss.device, dtype=result.loss.dtype)
+            # where, not a product alone: a NaN under weight 0 must not reach the sum or its gradient
+            total = (torch.where(weights != 0, result.loss, 0.0) * weights).sum()
+            trainee.is_finite = trainee.is_finite and math.isfinite(total.item())
+            if total.requires_grad:
+                total.backward()
+
+        def kept(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value.detach().to(home)
+
+        return Pass(
+            loss=float(total.detach()),
+            metrics={name: value.detach().to(home) for name, value in result.metrics.items()},
+            logp=kept(logp),
+            logp_old=None if logp is None else kept(batch.logp_old),
+            entropy=kept(measured.entropy),
+            kl=kept(measured.forward.kl),
+        )
+
+    def _measure(self, module: Any, batch: Batch, objective: Objective) -> Measured:
+        if objective.model == "critic":
+            return Measured(Forward(values=measure_values(module, batch)), None)
+        return measure(module, batch, objective.needs, self.temperature, self.reference)
+
+    def step(self, model: str, rate: float, max_norm: float | None) -> StepResult:
+        return self.models[model].step(rate, max_norm)
+
+    def discard(self, model: str) -> None:
+        self.models[model].clear()
+
     def restart(self, model: str) -> None:
-        assert model == "policy" and self._start is not None and self._optimizer_start is not None
-        with torch.no_grad():
-            for parameter, start in zip(self.parameters, self._start, strict=True):
-                parameter.copy_(start)
-        self.optimizer.load_state_dict(copy.deepcopy(self._optimizer_start))
+        self.models[model].restart()
 
     def _on_device(self, batch: Batch) -> Batch:
-        return batch.to(self.parameters[0].device)
+        return batch.to(self.policy.parameters[0].device)

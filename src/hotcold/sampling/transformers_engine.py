@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,7 @@ class TransformersSampler:
         pad_id: int = 0,
         max_rows: int = 512,
         max_cache_tokens: int = 32768,
+        compute: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.module = module
         self.tokenizer = tokenizer
@@ -59,6 +60,7 @@ class TransformersSampler:
         self.pad_id = pad_id  # only fills
         self.max_rows = max_rows
         self.max_cache_tokens = max_cache_tokens
+        self.compute = compute  # the dtype of the arithmetic
         self.row_cache = has_row_cache(module)
 
     def refresh(self, version: int) -> None:
@@ -72,7 +74,7 @@ class TransformersSampler:
     ) -> list[Response]:
         self._check(requests, options)
         responses: dict[int, Response] = {}
-        with evaluating(self.module), torch.no_grad():
+        with evaluating(self.module), torch.no_grad(), self.compute():
             for chunk in self._chunks(requests, options.max_tokens):
                 done = len(responses)
 

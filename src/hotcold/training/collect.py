@@ -16,6 +16,7 @@ from hotcold.errors import RewardError
 from hotcold.prompts import Prompt, PromptOrder
 from hotcold.rewards.base import Scorable, Score, Scorer
 from hotcold.sampling.base import Request, Response, Sampler, SamplingOptions
+from hotcold.training.truncation import KEEP, Truncation
 
 Notify = Callable[[str, int, int], None]  # stage, done, in all
 
@@ -31,6 +32,11 @@ class Collected:
 class RolloutSource(Protocol):
     def collect(self, algorithm: Algorithm, position: int, version: int, notify: Notify) -> Collected:
         """The scored rows of one step. The same position and parameters give the same rows."""
+
+
+def step_batch(rollouts: Sequence[Rollout], truncation: Truncation = KEEP) -> Batch:
+    """The rows of a step as tensors, with the rule for truncated responses applied."""
+    return truncation.apply(collate(rollouts))
 
 
 def kept(batch: Batch, algorithm: Algorithm) -> Tensor:
@@ -59,6 +65,7 @@ class PromptedRollouts:
     scorer: Scorer
     options: SamplingOptions
     prompts_per_step: int
+    truncation: Truncation = KEEP
 
     def collect(self, algorithm: Algorithm, position: int, version: int, notify: Notify) -> Collected:
         plan = algorithm.plan
@@ -71,7 +78,7 @@ class PromptedRollouts:
             rollouts += self._sample_groups(plan, range(position, position + wanted), version, seconds, notify)
             position += wanted
             num_refilled += wanted if attempt else 0
-            wanted = self.prompts_per_step - _num_accepted_groups(rollouts, algorithm) if plan.refill else 0
+            wanted = self.prompts_per_step - self._num_accepted_groups(rollouts, algorithm) if plan.refill else 0
             if wanted <= 0:
                 break
         if start == 0 and all(rollout.reward is None for rollout in rollouts):
@@ -100,6 +107,10 @@ class PromptedRollouts:
             self._rollout(*row, version, baselines, plan.group_size)
             for row in zip(requests, responses, scores[: len(requests)], strict=True)
         ]
+
+    def _num_accepted_groups(self, rollouts: list[Rollout], algorithm: Algorithm) -> int:
+        batch = step_batch(rollouts, self.truncation)
+        return int(batch.group[kept(batch, algorithm)].unique().numel())
 
     def _score(self, requests: Sequence[Request], responses: Sequence[Response]) -> list[Score]:
         rows = [self.prompts[self.order.at(request.draw)] for request in requests]
@@ -154,8 +165,3 @@ def as_text(content: Any) -> str:
     if len(content) == 1 and isinstance(content[0].get("content"), str):
         return content[0]["content"]
     return json.dumps(content, ensure_ascii=False)
-
-
-def _num_accepted_groups(rollouts: list[Rollout], algorithm: Algorithm) -> int:
-    batch = collate(rollouts)
-    return int(batch.group[kept(batch, algorithm)].unique().numel())

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from hotcold.equations import pass_at_k
 from hotcold.prompts import Prompt
@@ -38,9 +38,16 @@ class Evaluation:
     pass_at: dict[int, float] = field(default_factory=dict)
     num_unscored: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)  # one for each prompt, with its responses
+    loss: float | None = None  # nats per token of held-out responses; None: there are none
+
+    def __str__(self) -> str:
+        parts = [] if self.greedy is None else [f"greedy {self.greedy}"]
+        return ", ".join([*parts, *([] if self.loss is None else [f"loss {self.loss:.4f} nats per token"])])
 
     def summary(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"eval/unscored": self.num_unscored}
+        out: dict[str, Any] = {"eval/unscored": self.num_unscored} if self.rows or self.loss is None else {}
+        if self.loss is not None:
+            out["eval/loss"] = self.loss
         for name, interval in (("greedy", self.greedy), ("sampled", self.sampled)):
             if interval is not None:
                 out[f"eval/{name}"] = interval.mean
@@ -180,6 +187,23 @@ def _totals(scores: Sequence[Score]) -> list[float]:
     return [total for s in scores if (total := s.with_steps) is not None]
 
 
-def timed(evaluator: Evaluator, notify: Callable[[str, int, int], None]) -> tuple[Evaluation, float]:
+class Evaluates(Protocol):
+    def run(self, notify: Callable[[str, int, int], None] = lambda *_: None) -> Evaluation: ...
+
+
+@dataclass(frozen=True)
+class WithLoss:
+    """An evaluation of responses, where there is one, and the loss on held-out responses of a data set."""
+
+    evaluator: Evaluator | None
+    loss: Callable[[], float]
+
+    def run(self, notify: Callable[[str, int, int], None] = lambda *_: None) -> Evaluation:
+        notify("evaluating", 0, 0)
+        evaluation = Evaluation(None, None) if self.evaluator is None else self.evaluator.run(notify)
+        return replace(evaluation, loss=self.loss())
+
+
+def timed(evaluator: Evaluates, notify: Callable[[str, int, int], None]) -> tuple[Evaluation, float]:
     start = time.perf_counter()
     return evaluator.run(notify), time.perf_counter() - start

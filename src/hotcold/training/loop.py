@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from hotcold.algorithms.base import Algorithm
-from hotcold.batch import Rollout, collate
+from torch import Tensor
+
+from hotcold.algorithms.base import Algorithm, Objective
+from hotcold.batch import Batch, Rollout
 from hotcold.engines.base import Engine
 from hotcold.errors import InputError, RewardError
 from hotcold.optim import rate_at
-from hotcold.training.collect import Collected, RolloutSource, kept
+from hotcold.training.collect import Collected, RolloutSource, kept, step_batch
 from hotcold.training.console import Console, duration
-from hotcold.training.evaluate import Evaluation, Evaluator, timed
+from hotcold.training.evaluate import Evaluates, Evaluation, timed
 from hotcold.training.health import first_step_note, notes
 from hotcold.training.metrics import rollout_metrics
+from hotcold.training.truncation import KEEP, Truncation
 from hotcold.training.update import UpdateSettings, update
 
 MAX_NONFINITE = 5  # steps in a row whose update had to be skipped, before the run stops
@@ -26,11 +29,12 @@ MAX_NONFINITE = 5  # steps in a row whose update had to be skipped, before the r
 @dataclass(frozen=True)
 class LoopSettings:
     steps: int
-    learning_rate: float
+    learning_rate: Mapping[str, float]  # by model
     warmup_steps: int
     update: UpdateSettings
     save_every: int  # 0: only at the end
     eval_every: int  # 0: only before and after
+    truncation: Truncation = KEEP
     stop_at: float | None = None  # end early once the held-out greedy score reaches it
 
 
@@ -63,7 +67,7 @@ class Loop:
     algorithm: Algorithm
     engine: Engine
     source: RolloutSource
-    evaluator: Evaluator | None
+    evaluator: Evaluates | None
     record: Record
     settings: LoopSettings
     console: Console
@@ -81,7 +85,7 @@ class Loop:
             evaluation, progress = self._evaluate(progress)
             progress = replace(progress, before=evaluation.summary())
             took = duration(self.seconds_evaluating)
-            self.console.say(f"held-out before training: greedy {evaluation.greedy}  [{took}]")
+            self.console.say(f"held-out before training: {evaluation}  [{took}]")
         first = progress.step + 1
         while progress.step < self.settings.steps and not self._reached(progress):
             progress, metrics, evaluation = self._step(progress)
@@ -96,25 +100,30 @@ class Loop:
         number = progress.step + 1
         collected = self._collect(progress)
         self.record.write_rollouts(number, collected.rollouts)
-        batch = collate(collected.rollouts)
+        batch = step_batch(collected.rollouts, self.settings.truncation)
         batch = batch.select(kept(batch, self.algorithm))
         self.console.stage("updating", 0, 0)
         mark = time.perf_counter()
-        rate = self._rate(number)
         _, state, done = update(
-            batch, self.algorithm, progress.algorithm, self.engine, self.settings.update, number, lambda _: rate
+            batch,
+            self.algorithm,
+            progress.algorithm,
+            self.engine,
+            self.settings.update,
+            number,
+            lambda objective: self._rate(objective, number),
         )
         seconds = {**collected.seconds, "update": time.perf_counter() - mark}
         progress = replace(
             progress,
             step=number,
             position=collected.position,
-            version=progress.version + len(done.losses) - done.num_nonfinite_steps,
+            version=progress.version + done.policy.num_applied_steps,
             algorithm=state,
             greedy=None,
         )
         self.refresh(progress.version)
-        metrics = self._metrics(number, collected, len(batch), rate, seconds, time.perf_counter() - start)
+        metrics = self._metrics(number, collected, batch, seconds, time.perf_counter() - start)
         metrics.update(done.summary())
         evaluation = None
         if self._due(self.settings.eval_every, number) and self.evaluator is not None:
@@ -160,25 +169,33 @@ class Loop:
             raise
 
     def _metrics(
-        self, number: int, collected: Collected, num_kept: int, rate: float, seconds: dict[str, float], total: float
+        self, number: int, collected: Collected, batch: Batch, seconds: dict[str, float], total: float
     ) -> dict[str, Any]:
         rollouts = collected.rollouts
+        penalties = {} if batch.penalties is None else {"rewards/penalty": -_per_row(batch.penalties)}
+        rates = {o.model: self._rate(o, number) for o in self.algorithm.objectives}
         num_tokens = sum(len(r.response_ids) for r in rollouts)
         return {
             "step": number,
             "attempt": self.record.attempt,
             **rollout_metrics(rollouts, self.reward_names),
-            "rows/dropped": len(rollouts) - num_kept,
+            **penalties,
+            "rows/dropped": len(rollouts) - len(batch),
             "groups/refilled": collected.num_refilled,
-            "learning_rate": rate,
+            "learning_rate": rates.get("policy"),
+            **({"value/learning_rate": rates["critic"]} if "critic" in rates else {}),
             "tokens_per_second": num_tokens / total if total > 0 else None,
             **{f"time/{name}": value for name, value in seconds.items()},
             "time/save": self.seconds_saving,
             "time/step": total,
         }
 
-    def _rate(self, number: int) -> float:
-        return rate_at(number, self.settings.learning_rate, self.settings.warmup_steps)
+    def _rate(self, objective: Objective, number: int) -> float:
+        """The warm-up counts from the first step in which the model is trained; 0 before it."""
+        if number <= objective.start:
+            return 0.0
+        base = self.settings.learning_rate[objective.model]
+        return rate_at(number - objective.start, base, self.settings.warmup_steps)
 
     def _report(self, history: Sequence[dict[str, Any]], metrics: dict[str, Any], first: int) -> None:
         left = self._seconds_left(history)
@@ -221,3 +238,7 @@ class Loop:
     def _reached(self, progress: Progress) -> bool:
         stop_at = self.settings.stop_at
         return stop_at is not None and progress.greedy is not None and progress.greedy >= stop_at
+
+
+def _per_row(values: Tensor) -> float:
+    return float(values.sum()) / max(len(values), 1)

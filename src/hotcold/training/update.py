@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
@@ -12,15 +12,20 @@ from torch import Tensor
 from hotcold.algorithms.base import Algorithm, Objective
 from hotcold.batch import Batch
 from hotcold.engines.base import Engine
+from hotcold.equations import approx_kl
 from hotcold.training.batching import Minibatch, layout, skippable
-from hotcold.training.metrics import UpdateRecord
+from hotcold.training.mismatch import Mismatch
+from hotcold.training.record import UpdateRecord
+
+READ_BY_ENGINE = frozenset({"logp_old", "logp_ref", "kl_old", "values_old"})
 
 
 @dataclass(frozen=True)
 class UpdateSettings:
     tokens_per_microbatch: int
-    max_grad_norm: float | None
-    seed: int
+    max_grad_norm: Mapping[str, float | None] = field(default_factory=dict)  # by model; None: no limit
+    seed: int = 0
+    mismatch: Mismatch | None = None  # correction for tokens that another distribution sampled
 
 
 def update(
@@ -30,67 +35,101 @@ def update(
     engine: Engine,
     settings: UpdateSettings,
     step: int,
-    rate: Callable[[str], float],
+    rate: Callable[[Objective], float],
 ) -> tuple[Batch, dict[str, float], UpdateRecord]:
     """Credit, then every objective's epochs and minibatches. `batch` holds only the rows that take part."""
     record = UpdateRecord()
     if not len(batch):
         record.num_empty_steps += len(algorithm.objectives)
         return batch, state, record
-    early = "logp_old" in algorithm.reads
-    if early:
-        batch = recompute_old(batch, _policy_objective(algorithm), _none(batch), engine, settings, step)
+    batch = fill_reads(batch, algorithm, engine, settings, step)
+    early = batch.logp_old is not None
+    correction = None if settings.mismatch is None else settings.mismatch.weights(batch)
     with torch.no_grad():
         batch, state = algorithm.credit(batch, state)
+    record.add_credit(batch, correction)
     for objective in algorithm.objectives:
         if step <= objective.start:
             continue
+        of_policy = objective.model == "policy"
         skipped = _none(batch) if early else skippable(batch, objective)
-        if batch.logp_old is None and objective.epochs * objective.minibatches > 1:
-            batch = recompute_old(batch, objective, skipped, engine, settings, step)
-        apply(batch, objective, skipped, engine, settings, step, rate(objective.model), record)
+        if of_policy and batch.logp_old is None and objective.epochs * objective.minibatches > 1:
+            batch = filled(batch, frozenset({"logp_old"}), objective, skipped, engine, settings, step)
+        weigh = correction if of_policy else None
+        apply(batch, objective, skipped, weigh, engine, settings, step, rate(objective), record)
     return batch, state, record
+
+
+def fill_reads(batch: Batch, algorithm: Algorithm, engine: Engine, settings: UpdateSettings, step: int) -> Batch:
+    """What credit reads, of every row, in the micro-batches in which the model that answers is trained."""
+    names = set(algorithm.reads & READ_BY_ENGINE) | ({"logp_old"} if settings.mismatch is not None else set())
+    if "values_old" in names:
+        critic = objective_of(algorithm, "critic")
+        batch = filled(batch, frozenset({"values_old"}), critic, _none(batch), engine, settings, step)
+    if of_policy := frozenset(names - {"values_old"}):
+        batch = filled(batch, of_policy, objective_of(algorithm, "policy"), _none(batch), engine, settings, step)
+    return batch
 
 
 def apply(
     batch: Batch,
     objective: Objective,
     skipped: Tensor,
+    correction: Tensor | None,
     engine: Engine,
     settings: UpdateSettings,
     step: int,
     rate: float,
     record: UpdateRecord,
 ) -> None:
-    """The optimiser steps of one objective."""
+    """The optimiser steps of one objective. `correction` [B, T] multiplies the loss of each token."""
     if objective.restart:
         engine.restart(objective.model)
-    record.num_rows, record.num_skipped_rows = len(batch), int(skipped.sum())
+    limit = settings.max_grad_norm.get(objective.model)
+    part_record = record.of(objective.model)
+    part_record.begin(len(batch), int(skipped.sum()), limit)
     for minibatch in layout(batch, objective, skipped, settings.tokens_per_microbatch, _seed(settings, step)):
         if not minibatch.micro_batches:
-            record.num_empty_steps += 1
+            part_record.num_empty_steps += 1
             continue
         weights = objective.weighting(batch.trained[minibatch.rows])
+        if correction is not None:
+            weights = weights * correction[minibatch.rows].to(weights.dtype)
         place = {row: i for i, row in enumerate(minibatch.rows)}
+        drift, num_tokens = 0.0, 0
         for rows in minibatch.micro_batches:
             part = batch.select(rows)
             share = weights[[place[row] for row in rows], : part.tokens.shape[1]]
             done = engine.backward(part, share, objective)
-            record.add_pass(part, done, batch.logp_old is not None, objective.restart)
-        record.add_step(engine.step(objective.model, rate, settings.max_grad_norm))
+            part_record.add_pass(part, done, batch.logp_old is not None, objective.restart)
+            if done.logp is not None and done.logp_old is not None:
+                drift += float(approx_kl((done.logp - done.logp_old)[part.trained][None]).sum())
+                num_tokens += int(part.trained.sum())
+        if objective.max_approx_kl is not None and drift > objective.max_approx_kl * num_tokens:
+            engine.discard(objective.model)
+            part_record.stop()
+            break
+        part_record.add_step(engine.step(objective.model, rate, limit))
 
 
-def recompute_old(
-    batch: Batch, objective: Objective, skipped: Tensor, engine: Engine, settings: UpdateSettings, step: int
+def filled(
+    batch: Batch,
+    names: frozenset[str],
+    objective: Objective,
+    skipped: Tensor,
+    engine: Engine,
+    settings: UpdateSettings,
+    step: int,
 ) -> Batch:
-    """log pi_old of the rows that will be trained, in the micro-batches of the first epoch: the same arithmetic, so
-    that the ratio before the first update is exactly 1."""
-    old = torch.zeros(batch.tokens.shape, dtype=batch.token_rewards.dtype)
+    """`names` of the rows that will be trained, in the micro-batches of the objective's first epoch: the same
+    arithmetic, so that the ratio before the first update is exactly 1."""
+    columns = {name: torch.zeros(batch.tokens.shape, dtype=batch.token_rewards.dtype) for name in names}
     for minibatch in _first_epoch(batch, objective, skipped, settings, step):
         for rows in minibatch.micro_batches:
             part = batch.select(rows)
-            old[rows, : part.tokens.shape[1]] = engine.logp(part).to(old.dtype)
-    return batch.replace(logp_old=old)
+            for name, value in engine.read(part, names).items():
+                columns[name][rows, : part.tokens.shape[1]] = value.to(columns[name].dtype)
+    return batch.replace(**columns)
 
 
 def _first_epoch(
@@ -109,5 +148,5 @@ def _none(batch: Batch) -> Tensor:
     return ~batch.trained.any(1)
 
 
-def _policy_objective(algorithm: Algorithm) -> Objective:
-    return next(o for o in algorithm.objectives if o.model == "policy")
+def objective_of(algorithm: Algorithm, model: str) -> Objective:
+    return next(o for o in algorithm.objectives if o.model == model)
