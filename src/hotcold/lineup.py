@@ -14,7 +14,7 @@ from hotcold.models.adapters import AdapterOff, LoraSettings, StartingAdapter, a
 from hotcold.models.compute import check_recomputing, compute_context
 from hotcold.models.critic import Critic, critic_from_policy, load_critic
 from hotcold.models.loading import LoadedModel
-from hotcold.models.reference import Reference, copy_as_reference, load_reference
+from hotcold.models.reference import FrozenReference, Reference, check_apart, copy_as_reference, load_reference
 
 READS_OF_REFERENCE = frozenset({"logp_ref", "kl_old"})
 
@@ -51,6 +51,8 @@ def line_up(config: Config, algorithm: Algorithm, policy: LoadedModel) -> Lineup
         reference = _starting_reference(policy)
     if critic is not None and (trains_adapter if lora.critic is None else lora.critic):
         add_lora(critic.trunk, _settings(config), config.seed + 1)
+    if isinstance(reference, FrozenReference):
+        check_apart(policy.module.parameters(), reference.frozen_module)
     if config.gradient_checkpointing:
         check_recomputing(policy.module)
         if critic is not None:

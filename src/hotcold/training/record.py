@@ -12,6 +12,7 @@ from hotcold.engines.base import Pass, StepResult
 from hotcold.equations import approx_kl, explained_variance, kl_k1, kl_k3, masked_mean
 
 OF_THE_RATIO = ("clip_fraction",)  # metrics that mean nothing where the ratio is 1 by construction
+OF_TRAINING = ("loss", "grad_norm", "rows/trained", "rows/skipped", "optimizer_steps")  # null before it starts
 
 
 @dataclass
@@ -121,6 +122,7 @@ class UpdateRecord:
     credit: dict[str, float | None] = field(default_factory=dict)
     models: dict[str, ModelRecord] = field(default_factory=dict)
     num_empty_steps: int = 0  # of objectives that found no row
+    waiting: set[str] = field(default_factory=set)  # models whose training has not started
 
     def of(self, model: str) -> ModelRecord:
         return self.models.setdefault(model, ModelRecord())
@@ -169,6 +171,8 @@ class UpdateRecord:
         if kl_of_rows is not None:
             known["kl/response"] = kl_of_rows * policy.num_tokens / policy.num_rows_passed
         of_loss = {k: v for k, v in per_token.items() if policy.recomputed or k not in OF_THE_RATIO}
+        if "policy" in self.waiting:
+            known |= dict.fromkeys(OF_TRAINING)
         return {**self.credit, **known, **of_loss, **self._critic()}
 
     def _critic(self) -> dict[str, float | int | None]:

@@ -50,6 +50,7 @@ def update(
     record.add_credit(batch, correction)
     for objective in algorithm.objectives:
         if step <= objective.start:
+            record.waiting.add(objective.model)
             continue
         of_policy = objective.model == "policy"
         skipped = _none(batch) if early else skippable(batch, objective)
