@@ -11,7 +11,7 @@ LAYERS: list[list[str]] = [
     ["algorithms", "models", "prompts", "chat"],
     ["rewards", "sampling", "engines"],
     ["checkpoint", "optim", "runs"],
-    ["training"],
+    ["training", "lab"],
     ["toys", "config", "intake", "lineup", "assemble", "attempt", "launch", "demo", "api", "cli"],
 ]
 RANK = {part: (layer, place) for layer, parts in enumerate(LAYERS) for place, part in enumerate(parts)}
