@@ -173,8 +173,8 @@ def tiny_policy(
             else:
                 open_prefixes.append(longer)
     cut = frozenset(y for y in responses if eos is not None and y[-1] != eos)
-    tables = [[list(table[prefix]) for prefix in prefixes] for table in (logits, reference, sampler)]
-    return Tiny(name, tuple(prefixes), tuple(responses), *tables, reward=reward, cut=cut, **more)
+    policy, frozen, other = ([list(table[prefix]) for prefix in prefixes] for table in (logits, reference, sampler))
+    return Tiny(name, tuple(prefixes), tuple(responses), policy, frozen, other, reward, cut=cut, **more)
 
 
 FIXED = tiny_policy(
