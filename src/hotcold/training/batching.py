@@ -83,14 +83,24 @@ def skippable(batch: Batch, objective: Objective) -> Tensor:
     if not len(rows):
         return nothing
     part, zero = batch.select(rows), torch.ones(len(rows), dtype=torch.bool)
-    for logp, old in _probes(part):
-        zero &= _vanishes(part, objective, logp, old)
+    for probes in _together(list(_probes(part)), part.tokens.numel()):
+        copies = part.select(torch.arange(len(rows)).repeat(len(probes)))
+        logp, old = (torch.cat(side) for side in zip(*probes, strict=True))
+        zero &= _vanishes(copies, objective, logp, old).view(len(probes), len(rows)).all(0)
     skipped = nothing.clone()
     skipped[rows[zero]] = True
     return skipped
 
 
 PROBES = (-0.003, -0.1, -1.0, -5.0, -25.0)  # nats
+MOST_AT_ONCE = 2**18  # tokens that are probed in one call of the loss
+
+
+def _together(probes: list[tuple[Tensor, Tensor]], num_tokens: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """In parts of as many probes as may be asked at once: small batches are asked everything in one call."""
+    size = max(1, MOST_AT_ONCE // num_tokens)
+    for start in range(0, len(probes), size):
+        yield probes[start : start + size]
 
 
 def _probes(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
