@@ -11,15 +11,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hotcold.algorithms.expert_iteration import ExpertIteration
     from hotcold.algorithms.grpo import GRPO
+    from hotcold.algorithms.kl import Adaptive, ExactKL, KLInLoss, KLInReward
+    from hotcold.algorithms.ppo import PPO
     from hotcold.algorithms.reinforce import REINFORCE
     from hotcold.algorithms.rloo import RLOO
+    from hotcold.algorithms.sft import SFT
     from hotcold.api import train
     from hotcold.config.schema import Config
     from hotcold.errors import InputError
 
     __version__: str
 
-__all__ = ["GRPO", "REINFORCE", "RLOO", "Config", "ExpertIteration", "InputError", "__version__", "train"]
+__all__ = [
+    "GRPO",
+    "PPO",
+    "REINFORCE",
+    "RLOO",
+    "SFT",
+    "Adaptive",
+    "Config",
+    "ExactKL",
+    "ExpertIteration",
+    "InputError",
+    "KLInLoss",
+    "KLInReward",
+    "__version__",
+    "train",
+]
 
 _HOME = {
     "train": "hotcold.api",
@@ -29,6 +47,12 @@ _HOME = {
     "RLOO": "hotcold.algorithms.rloo",
     "GRPO": "hotcold.algorithms.grpo",
     "ExpertIteration": "hotcold.algorithms.expert_iteration",
+    "PPO": "hotcold.algorithms.ppo",
+    "SFT": "hotcold.algorithms.sft",
+    "KLInReward": "hotcold.algorithms.kl",
+    "KLInLoss": "hotcold.algorithms.kl",
+    "ExactKL": "hotcold.algorithms.kl",
+    "Adaptive": "hotcold.algorithms.kl",
 }
 
 

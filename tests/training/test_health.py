@@ -86,3 +86,147 @@ def test_nothing_to_train_on_is_said_where_there_are_no_groups_to_compare() -> N
     (text,) = notes([bad] * 3)
     assert "3 steps without a response to train on (8 dropped" in text
     assert notes([bad] * 2) == [] and notes([bad] * 4) == []  # once, and not before the third
+
+
+def test_equal_scores_for_each_prompt_are_a_signal_where_prompts_are_compared() -> None:
+    """A critic or a batch mean trains these rows. Where every score of the step is equal, nobody learns anything."""
+    by_prompt = step(frac_reward_zero_std=1.0, **{"rows/trained": 8, "rewards/exact/std": 0.5})
+    assert said([by_prompt] * 4) == [[]] * 4
+    same = {**by_prompt, "rewards/exact/std": 0.0}
+    assert "without any signal" in notes([same] * 3)[0]
+    skipped = {**by_prompt, "rows/trained": 0}  # a group method
+    assert "without any signal" in notes([skipped] * 3)[0]
+
+
+def test_a_critic_that_warms_up_trains_no_row_of_the_policy_and_that_is_no_fault() -> None:
+    waiting = step(entropy=None, **{"rows/trained": None, "optimizer_steps": None, "learning_rate": 0.0})
+    assert said([waiting] * 6) == [[]] * 6
+
+
+# ------------------------------------------------------------------ critic
+
+
+def test_a_score_that_hardly_reaches_the_first_token_is_said_with_its_share_and_length() -> None:
+    """lam 0.95 and 100 tokens: 0.95^99 = 0.00623; at 59 tokens 0.95^58 = 0.051, which is enough."""
+    bad = step(**{"gae/score_weight": 0.95**99, "completions/mean_length": 100.0})
+    first, second, third, fourth = said([bad] * 4)
+    assert first == second == fourth == []
+    (text,) = third
+    assert "0.62 %" in text and "100 tokens" in text and "lam=1" in text
+    assert notes([step(**{"gae/score_weight": 0.95**58})] * 3) == []
+    assert notes([step(**{"gae/score_weight": 1.0})] * 3) == []
+
+
+def critic(number: int, explained: float | None, **changes: Any) -> dict[str, Any]:
+    return step(step=number, learning_rate=1e-5, **{"value/explained_variance": explained}, **changes)
+
+
+def test_a_critic_worse_than_a_constant_is_said_once_the_first_ten_steps_are_over() -> None:
+    """Steps 11 to 15 are the first five that count."""
+    texts = said([critic(number, -0.3) for number in range(1, 18)])
+    assert [number for number, found in enumerate(texts, 1) if found] == [15]
+    assert "-0.30" in texts[14][0] and "critic.warmup" in texts[14][0]
+
+
+def test_steps_of_warm_up_are_not_held_against_a_critic() -> None:
+    """The policy's rate is 0 up to step 20: the note comes at step 25."""
+    history = [critic(number, -0.3) for number in range(1, 27)]
+    history = [m if m["step"] > 20 else {**m, "learning_rate": 0.0} for m in history]
+    assert [number for number, found in enumerate(said(history), 1) if found] == [25]
+
+
+def test_a_critic_that_is_right_or_has_nothing_to_explain_is_left_alone() -> None:
+    for explained in (0.0, 0.6, None):  # a constant; a good one; returns that are all equal
+        assert said([critic(number, explained) for number in range(11, 18)]) == [[]] * 7
+    alternating = [critic(number, -0.3 if number % 4 else 0.1) for number in range(11, 31)]
+    assert said(alternating) == [[]] * 20
+
+
+# ------------------------------------------------------------------ the size of a step
+
+
+def several(clip: float | None, largest: float | None, **changes: Any) -> dict[str, Any]:
+    """A step with several optimiser steps on its batch."""
+    seen = {"clip_fraction": clip, "ratio/max": largest, "approx_kl": 0.02, "optimizer_steps": 4}
+    return step(learning_rate=1e-5, **seen, **changes)
+
+
+def test_several_steps_that_never_clip_are_said_at_the_fifth_step() -> None:
+    texts = said([several(0.0, 1.0004)] * 7)
+    assert [number for number, found in enumerate(texts, 1) if found] == [5]
+    assert "1.0004" in texts[4][0] and "learning rate" in texts[4][0]
+
+
+def test_a_clip_fraction_that_does_not_exist_or_cannot_move_is_no_fault() -> None:
+    """E01: null with one optimiser step; a rate of 0; a batch without signal; wide bounds that ratios stay within."""
+    healthy = [
+        several(None, None),
+        {**several(0.0, 1.0), "learning_rate": 0.0},
+        {**several(0.0, 1.0), "optimizer_steps": 0},
+        several(0.0, 3.5),
+        several(0.04, 1.6),
+        several(0.3, 1.6),
+    ]
+    for metrics in healthy:
+        assert said([metrics] * 7) == [[]] * 7
+
+
+def test_a_batch_most_of_which_is_clipped_is_said_at_the_third_step() -> None:
+    texts = said([several(0.45, 2.5)] * 5)
+    assert [number for number, found in enumerate(texts, 1) if found] == [3]
+    assert "0.45" in texts[2][0] and "approx_kl 0.02" in texts[2][0] and "epochs_per_batch" in texts[2][0]
+
+
+def test_a_norm_that_cuts_every_step_is_said_at_the_fifth_with_the_norm_and_the_key() -> None:
+    texts = said([step(grad_norm=17.3, **{"grad_norm/clipped": 1.0})] * 7)
+    assert [number for number, found in enumerate(texts, 1) if found] == [5]
+    assert "17.3" in texts[4][0] and " max_grad_norm" in texts[4][0] and "critic" not in texts[4][0]
+    of_critic = {"value/grad_norm": 40.0, "value/grad_norm_clipped": 1.0, "grad_norm/clipped": 0.5}
+    (text,) = notes([step(**of_critic)] * 5)
+    assert "value/grad_norm 40" in text and "critic.max_grad_norm" in text
+
+
+def test_a_norm_that_cuts_some_steps_or_no_step_is_no_fault() -> None:
+    for share in (0.75, 0.0, None):  # three of four optimiser steps; none; no limit is set
+        assert said([step(**{"grad_norm/clipped": share})] * 7) == [[]] * 7
+
+
+# ------------------------------------------------------------------ the leash
+
+
+def leash(response: float, per_token: float = 0.01, **changes: Any) -> dict[str, Any]:
+    kl = {"kl": per_token, "kl/response": response, "beta": 0.05, "kl/target": 2.0}
+    return step(learning_rate=1e-5, optimizer_steps=1, **{**kl, **changes})
+
+
+def test_a_kl_above_twice_its_target_is_said_with_both_and_beta() -> None:
+    texts = said([leash(4.5)] * 5)
+    assert [number for number, found in enumerate(texts, 1) if found] == [3]
+    assert all(part in texts[2][0] for part in ("4.5", "kl/target 2", "beta 0.05", "kl.horizon"))
+    assert said([leash(4.0)] * 5) == [[]] * 5  # twice the target itself is the limit
+    no_target = leash(50.0)
+    del no_target["kl/target"]
+    assert said([no_target] * 5) == [[]] * 5
+
+
+def test_a_kl_that_stays_exactly_zero_while_the_policy_is_trained_is_said() -> None:
+    """D07: policy and reference are one object."""
+    stuck = leash(0.0, per_token=0.0)
+    texts = said([stuck] * 7)
+    assert [number for number, found in enumerate(texts, 1) if found] == [5]
+    assert "exactly 0" in texts[4][0] and "reference" in texts[4][0] and "beta 0.05" in texts[4][0]
+
+
+def test_a_kl_of_zero_is_no_fault_where_nothing_moves_or_nothing_holds() -> None:
+    """At the first step both are one model; a rate of 0, a warm-up or an empty batch moves nothing."""
+    stuck = leash(0.0, per_token=0.0)
+    unmoved = [
+        {**stuck, "learning_rate": 0.0},
+        {**stuck, "optimizer_steps": 0},
+        {**stuck, "optimizer_steps": None},
+        {**stuck, "beta": 0.0},
+        {**stuck, "kl": None},
+    ]
+    for metrics in unmoved:
+        assert said([metrics] * 7) == [[]] * 7
+    assert said([stuck, *[leash(0.1)] * 6]) == [[]] * 7

@@ -48,22 +48,40 @@ class Console:
 
 
 def step_line(metrics: dict[str, Any], steps: int, seconds_left: float | None) -> str:
-    """One line: step, reward, spread, gradient norm, length, time."""
-    parts = [
-        f"step {metrics['step']}/{steps}",
-        f"reward {_short(metrics.get('reward'))}",
-        f"no-signal groups {_short(metrics.get('frac_reward_zero_std'))}",
-        f"loss {_short(metrics.get('loss'))}",
-        f"grad norm {_short(metrics.get('grad_norm'))}",
-        f"entropy {_short(metrics.get('entropy'))}",
-        f"length {_short(metrics.get('completions/mean_length'))}",
-        f"{metrics['time/step']:.1f} s",
-    ]
+    """One line: step, held-out result, score, what the update did, time. What this algorithm does not have is left out.
+
+    "-" is a quantity that it has and that this step did not yield.
+    """
+    trains_policy = metrics.get("optimizer_steps", 0) is not None  # else the critic alone is warming up
+    parts = [f"step {metrics['step']}/{steps}"]
     if metrics.get("eval/greedy") is not None:
-        parts.insert(1, f"held-out {metrics['eval/greedy']:.3f}")
+        parts.append(f"held-out {metrics['eval/greedy']:.3f}")
+    if metrics.get("eval/loss") is not None:
+        parts.append(f"held-out loss {metrics['eval/loss']:.4f}")
+    parts += [f"{name} {_short(metrics.get(key))}" for name, key in _shown(metrics, trains_policy)]
+    parts.append(f"{metrics['time/step']:.1f} s")
     if seconds_left is not None:
         parts.append(f"{duration(seconds_left)} left")
     return "  ".join(parts)
+
+
+def _shown(metrics: dict[str, Any], trains_policy: bool) -> list[tuple[str, str]]:
+    """(name, key) of what matters for the algorithm at hand: scores, groups, the update, leash, critic, length."""
+    has_critic = "value/loss" in metrics
+    shown = []
+    if metrics.get("reward") is not None or metrics.get("rewards/unscored"):
+        shown.append(("reward", "reward"))
+    if metrics.get("frac_reward_zero_std") is not None and not has_critic:
+        shown.append(("no-signal groups", "frac_reward_zero_std"))
+    if trains_policy:
+        shown += [("loss", "loss"), ("grad norm", "grad_norm"), ("entropy", "entropy")]
+    if "kl" in metrics:
+        shown.append(("kl", "kl"))
+    if has_critic:
+        shown.append(("explained variance", "value/explained_variance"))
+    if not trains_policy:
+        shown.append(("value loss", "value/loss"))
+    return [*shown, ("length", "completions/mean_length")]
 
 
 def near(path: str | Path) -> str:
