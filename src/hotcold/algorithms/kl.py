@@ -105,10 +105,10 @@ class KLInLoss:
 
     def __post_init__(self) -> None:
         check_beta(self.beta)
-        if self.estimator is kl_k1:
-            raise InputError(K1_IN_LOSS)
         if self.times_ratio and self.estimator is not kl_k3:
             raise InputError("kl.placement=loss_times_ratio takes kl.estimator=k3.")
+        if self.estimator is kl_k1:
+            raise InputError(K1_IN_LOSS)
 
     @property
     def reads(self) -> frozenset[str]:
