@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from hotcold.algorithms.base import Algorithm, Objective, Plan
 from hotcold.batch import Batch, Rollout, collate
-from hotcold.engines.base import Pass, StepResult
-from hotcold.engines.local import LocalEngine, Trainee
+from hotcold.models.critic import Critic
 from hotcold.training.collect import kept
 from hotcold.training.record import UpdateRecord
-from hotcold.training.update import UpdateSettings, update
+from hotcold.training.update import update
+from tests.toy_engines import RecordingEngine, settings
 
 EXACT = json.loads((Path(__file__).parent / "vectors" / "exact.json").read_text(encoding="utf-8"))
 PROMPT, TOOL = 8, 9  # ids outside the toys' vocabularies: they are no part of a prefix
@@ -39,11 +39,28 @@ class TablePolicy(nn.Module):
         self.row_of = {prefix: row for row, prefix in enumerate(prefixes)}
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, use_cache: bool) -> Any:
-        size = self.table.shape[1]
-        prefixes = [[tuple(t for t in ids[: i + 1] if t < size) for i in range(len(ids))] for ids in input_ids.tolist()]
-        # After a whole response, and in padding, there is no prefix: any row will do, nothing reads it.
-        rows = torch.tensor([[self.row_of.get(prefix, 0) for prefix in row] for row in prefixes])
-        return SimpleNamespace(logits=self.table[rows])
+        return SimpleNamespace(logits=self.table[_rows(input_ids, self.table.shape[1], self.row_of)])
+
+
+def _rows(input_ids: Tensor, vocabulary: int, row_of: dict[Response, int]) -> Tensor:
+    """[B, T] the number of the prefix that ends at each position."""
+    texts = input_ids.tolist()
+    prefixes = [[tuple(t for t in ids[: i + 1] if t < vocabulary) for i in range(len(ids))] for ids in texts]
+    # After a whole response, and in padding, there is no prefix: any row will do, nothing reads it.
+    return torch.tensor([[row_of.get(prefix, 0) for prefix in row] for row in prefixes])
+
+
+class PrefixTrunk(nn.Module):
+    """The trunk of a critic whose hidden state is the prefix itself, as a unit vector: any value can be said of it."""
+
+    def __init__(self, vocabulary: int, prefixes: Sequence[Response]):
+        super().__init__()
+        self.units = nn.Parameter(torch.eye(len(prefixes), dtype=torch.float64), requires_grad=False)
+        self.vocabulary = vocabulary
+        self.row_of = {prefix: row for row, prefix in enumerate(prefixes)}
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, use_cache: bool) -> Any:
+        return SimpleNamespace(last_hidden_state=self.units[_rows(input_ids, self.vocabulary, self.row_of)])
 
 
 @dataclass(frozen=True)
@@ -57,10 +74,25 @@ class Toy:
     def policy(self, logits: Sequence[Sequence[float]] | None = None) -> TablePolicy:
         return TablePolicy(self.logits if logits is None else logits, self.prefixes)
 
+    def critic(self, values: Sequence[float] | None = None) -> Critic:
+        """The product's critic on a table; it starts at zero unless `values` (one for each prefix) are given."""
+        critic = Critic(PrefixTrunk(len(self.logits[0]), self.prefixes), len(self.prefixes))
+        if values is not None:
+            critic.head.weight.data[0] = torch.tensor(values, dtype=torch.float64)
+        return critic
+
+    def states(self, response: Response) -> list[int]:
+        """The numbers of the prefixes in which the tokens of a response were chosen."""
+        return [self.prefixes.index(response[:t]) for t in range(len(response))]
+
+    def logps(self, table: Tensor, response: Response) -> Tensor:
+        """[T] log pi of each token under a table of logits, written out anew."""
+        rows = zip(self.states(response), response, strict=True)
+        return torch.stack([table[row].log_softmax(0)[token] for row, token in rows])
+
     def logp(self, table: Tensor, response: Response) -> Tensor:
-        """log pi(response) under a table of logits, written out anew: the sum of its tokens' log-probabilities."""
-        rows = [self.prefixes.index(response[:t]) for t in range(len(response))]
-        return torch.stack([table[r].log_softmax(0)[token] for r, token in zip(rows, response, strict=True)]).sum()
+        """log pi(response): the sum of its tokens' log-probabilities."""
+        return self.logps(table, response).sum()
 
     def probabilities(self, logits: Sequence[Sequence[float]] | None = None) -> dict[Response, float]:
         table = torch.tensor(self.logits if logits is None else logits, dtype=torch.float64)
@@ -98,52 +130,6 @@ T1 = _toy("T1", "theta", [(), (0,), (1,)])  # two tokens, always
 T2 = _toy("T2", "logits", [(), (1,), (1, 1)])  # 0 is EOS, at most three tokens
 
 
-class RecordingEngine:
-    """The local engine, but `step` keeps the gradients instead of using them. `old` answers for log pi_old."""
-
-    def __init__(self, policy: nn.Module, old: nn.Module | None = None):
-        self.engine = _still(policy)
-        self.old = self.engine if old is None else _still(old)
-        self.gradients: list[list[Tensor]] = []  # by optimiser step, by parameter
-        self.episodes: list[list[int]] = []  # by optimiser step, what was computed for it
-        self._open: list[int] = []
-
-    @property
-    def rows_computed(self) -> int:
-        return sum(map(len, self.episodes)) + len(self._open)
-
-    def read(self, batch: Batch, names: frozenset[str]) -> dict[str, Tensor]:
-        return self.old.read(batch, names)
-
-    def backward(self, batch: Batch, weights: Tensor, objective: Objective) -> Pass:
-        self._open += batch.episode.tolist()
-        return self.engine.backward(batch, weights, objective)
-
-    def step(self, model: str, rate: float, max_norm: float | None) -> StepResult:
-        trainee = self.engine.models[model]
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in trainee.parameters]
-        self.gradients.append(grads)
-        self.episodes.append(self._open)
-        self._open = []
-        trainee.clear()
-        return StepResult(float(torch.cat([g.flatten() for g in grads]).norm()), True)
-
-    def discard(self, model: str) -> None:
-        self._open = []
-        self.engine.discard(model)
-
-    def restart(self, model: str) -> None:
-        raise AssertionError("nothing was changed")
-
-
-def _still(policy: nn.Module) -> LocalEngine:
-    return LocalEngine({"policy": Trainee(policy, torch.optim.SGD(policy.parameters(), lr=0.0))}, 1.0)
-
-
-def settings(tokens_per_microbatch: int = 10**6, max_grad_norm: float | None = None, seed: int = 0) -> UpdateSettings:
-    return UpdateSettings(tokens_per_microbatch, {"policy": max_grad_norm}, seed)
-
-
 def run_update(
     rollouts: Sequence[Rollout],
     algorithm: Algorithm,
@@ -166,7 +152,9 @@ def run_update(
 class Expected:
     """Means over every ordered choice of responses, each weighted by its exact probability."""
 
-    gradient: Tensor  # of the loss, [prefixes, V]
+    gradient: Tensor  # of the loss, [prefixes, V]; summed over the optimiser steps
+    of_critic: Tensor  # [prefixes], of the value of each state
+    mean_square: float = 0.0  # of the gradient
     loss: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -177,27 +165,64 @@ def expected_update(
     group: Sequence[int],
     sampled_by: Sequence[Sequence[float]] | None = None,
     rows_of: Callable[[Response, int, int], list[Rollout]] | None = None,
+    old: Sequence[Sequence[float]] | None = None,
+    reference: Sequence[Sequence[float]] | None = None,
+    critic: Critic | None = None,
+    reported: bool = False,
     **options: Any,
 ) -> Expected:
     """The mean gradient that the real code obtains from len(group) responses; response i belongs to group[i].
 
-    `sampled_by`: logits of another policy that samples, and that is log pi_old. `rows_of`: the rows of a response.
+    `sampled_by`: logits of another policy that samples. It is log pi_old too, unless its log-probabilities are
+    `reported` as those of the sampler; log pi_old is then `old`, or the policy itself. `rows_of`: the rows of a
+    response.
     """
-    make = rows_of or (lambda *response: [toy.rollout(*response)])
+    make = rows_of or (lambda y, g, e: [_reported(toy, toy.rollout(y, g, e), sampled_by if reported else None)])
     probability = toy.probabilities(sampled_by)
-    out = Expected(torch.zeros(len(toy.prefixes), len(toy.logits[0]), dtype=torch.float64))
-    engine = RecordingEngine(toy.policy(), None if sampled_by is None else toy.policy(sampled_by))
+    out = Expected(torch.zeros_like(toy.policy().table.data), torch.zeros(len(toy.prefixes), dtype=torch.float64))
+    tables = (toy.logits, old if reported else sampled_by, reference)
+    policy, before, frozen = (None if table is None else toy.policy(table) for table in tables)
+    assert policy is not None
+    engine = RecordingEngine(policy, before, frozen, critic)
     for chosen in itertools.product(toy.responses, repeat=len(group)):
         weight = math.prod(probability[y] for y in chosen)
         rows = [row for i, (y, g) in enumerate(zip(chosen, group, strict=True)) for row in make(y, g, i)]
         engine.gradients.clear()
+        engine.of_critic.clear()
         _, record = run_update(rows, algorithm, engine, **options)
         for (gradient,) in engine.gradients:
             out.gradient += weight * gradient
+            out.mean_square += weight * float(gradient.square().sum())
+        for head, bias in engine.of_critic:
+            assert_close(bias[0], head.sum())  # every state has the same bias
+            out.of_critic += weight * head[0]
         for name, value in record.summary().items():
             out.metrics[name] = out.metrics.get(name, 0.0) + weight * (value or 0.0)
     out.loss = out.metrics["loss"]
     return out
+
+
+def _reported(toy: Toy, row: Rollout, logits: Sequence[Sequence[float]] | None) -> Rollout:
+    if logits is None:
+        return row
+    table = torch.tensor(logits, dtype=torch.float64)
+    return replace(row, logp_sampler=tuple(toy.logps(table, row.response_ids).tolist()))
+
+
+def enumerated_gradient(
+    toy: Toy,
+    size: int,
+    objective: Callable[[Tensor, tuple[Response, ...]], Any],
+    sampled_by: Sequence[Sequence[float]] | None = None,
+) -> Tensor:
+    """Autograd of the mean of objective(table, chosen) over every ordered choice; the probabilities are constants."""
+    table = torch.tensor(toy.logits, dtype=torch.float64, requires_grad=True)
+    probability = toy.probabilities(sampled_by)
+    total = 0.0 * table.sum()
+    for chosen in itertools.product(toy.responses, repeat=size):
+        total = total + math.prod(probability[y] for y in chosen) * objective(table, chosen)
+    (gradient,) = torch.autograd.grad(total, table)
+    return gradient
 
 
 def assert_close(actual: Any, expected: Any, tolerance: float = 1e-12) -> None:
