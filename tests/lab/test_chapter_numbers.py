@@ -19,7 +19,7 @@ MAP = Path(__file__).parents[2] / "docs" / "chapter.md"
 def test_every_number_of_the_chapter_agrees_with_ours() -> None:
     numbers = chapter_numbers()
     assert [n.text for n in numbers if not n.passed] == []
-    # 39: a vector. 40: 3 samples and their mean (12 entries), mean square, variance twice; 41 the same and the factor 4.
+    # 39: a vector. 40: 3 samples and their mean (12 entries), mean square, variance twice; 41 the same and a factor.
     # 42: 4 rows of 5. 43: 3. 44: 3 vectors. Questions: 3 entries, 3 tokens, 2 numbers, 3 tokens.
     assert Counter(n.place for n in numbers) == {
         39: 3,
