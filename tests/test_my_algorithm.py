@@ -1,4 +1,4 @@
-"""recipes/my_algorithm.py, the example of docs/your_algorithm.md: built as the command line builds it."""
+"""The examples of docs/your_algorithm.md, built as the command line builds them. The first is recipes/my_algorithm.py."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ import torch
 from hotcold.algorithms.base import Algorithm, TokenLoss
 from hotcold.algorithms.build import build_algorithm
 from hotcold.algorithms.checks import check_algorithm
+from hotcold.algorithms.rehearsal import rehearse
 from hotcold.batch import Rollout, collate
 from hotcold.equations import importance_weighted
 from hotcold.errors import InputError
@@ -112,3 +113,62 @@ def test_a_median_that_counts_the_response_itself_is_not_grad_j() -> None:
 
     gradient = -expected_update(T1, Biased(), [0, 0, 0]).gradient
     assert float((gradient - torch.tensor(EXACT["T1"]["grad_J"])).abs().max()) > 0.01
+
+
+# ------------------------------------------------------------------ the example with a leash, a critic and a state
+
+
+@pytest.fixture(scope="module")
+def scaled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The block of the page in a file of its own."""
+    page = (ROOT / "docs" / "your_algorithm.md").read_text(encoding="utf-8")
+    (block,) = [
+        text.split("```")[0] for text in page.split("```python\n")[1:] if "class Scaled" in text.split("```")[0]
+    ]
+    file = tmp_path_factory.mktemp("page") / "scaled.py"
+    file.write_text(block, encoding="utf-8")
+    return file
+
+
+LEASH = {"beta": 0.7}
+ESTIMATES: dict[str, dict[str, Any]] = {"k1": {}, "exact": {"kl.estimator": "exact"}}
+
+
+@pytest.mark.parametrize("estimate", ESTIMATES)
+def test_its_expected_gradient_is_that_of_the_scaled_score_less_the_leash(scaled_file: Path, estimate: str) -> None:
+    """grad J / 2 - 0.7 grad KL for a size of 2 and any critic."""
+    options = {"size": 2.0, **LEASH, **ESTIMATES[estimate]}
+    algorithm = build_algorithm(f"{scaled_file}:Scaled", options, 32)
+    expected = expected_update(T1, algorithm, [0, 1], reference=EXACT["T1"]["ref"], critic=T1.critic([0.3, -0.2, 0.9]))
+    grad_j, grad_kl = (
+        torch.tensor(g, dtype=torch.float64) for g in (EXACT["T1"]["grad_J"], EXACT["kl_on_T1"]["grad_reverse_kl"])
+    )
+    assert_close(-expected.gradient, grad_j / 2 - 0.7 * grad_kl)
+    # The size of a score, over all choices of two responses: the mean of |r|, which are not negative here.
+    assert_close(expected.metrics["score/size"], EXACT["T1"]["J"])
+    assert expected.metrics["beta"] == pytest.approx(0.7)
+
+
+def test_it_passes_the_checks_of_a_run_with_and_without_a_leash(scaled_file: Path) -> None:
+    for options in ({}, LEASH, {**LEASH, "kl.target": 1.0}, {"critic.warmup": 2}):
+        algorithm = build_algorithm(f"{scaled_file}:Scaled", dict(options), 32)
+        check_algorithm(algorithm, prompts_per_step=4)
+        rehearse(algorithm)
+    assert algorithm.objectives[0].start == 2
+
+
+def test_the_size_is_carried_from_step_to_step_beside_a_beta_that_moves(scaled_file: Path) -> None:
+    # Scores 4 and 0: size 2; 0.9 * 1 + 0.1 * 2 = 1.1. log pi = log ref: KL 0, far below its target of 1, so beta falls
+    # by a fifth of 2 responses over a horizon of 8: 0.7 (1 - 0.2 * 2 / 8) = 0.665.
+    words = {**LEASH, "kl.target": 1.0, "kl.horizon": 8.0}
+    algorithm = build_algorithm(f"{scaled_file}:Scaled", words, 32)
+    batch = collate([Rollout((9,), (1, 2), 0, i, reward=r) for i, r in enumerate([4.0, 0.0])], dtype=torch.float64)
+    zeros = torch.zeros_like(batch.token_rewards)
+    batch = batch.replace(logp_old=zeros, logp_ref=zeros, values_old=zeros + 0.5)
+    assert algorithm.state() == {"size": 1.0, "beta": 0.7}
+    credited, state = algorithm.credit(batch, algorithm.state())
+    assert state == pytest.approx({"size": 1.1, "beta": 0.665})
+    assert credited.advantages is not None
+    assert credited.advantages.tolist() == [[0.0, 3.5, 3.5], [0.0, -0.5, -0.5]]
+    again, _ = algorithm.credit(batch, {"size": 4.0, "beta": 0.7})  # a size of 4 divides the scores by 4
+    assert again.advantages is not None and again.advantages.tolist() == [[0.0, 0.5, 0.5], [0.0, -0.5, -0.5]]
