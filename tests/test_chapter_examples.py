@@ -11,6 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from hotcold.algorithms.kl import KLInReward
+from hotcold.algorithms.ppo import PPO
+from hotcold.batch import Rollout, collate
 from hotcold.equations import (
     batch_mean,
     clip_selected,
@@ -116,6 +119,21 @@ def test_shaped_rewards_and_gae() -> None:
     advantages = gae(rewards, values, mask, gamma=1.0, lam=0.95)
     close(advantages, [[0.451475, 0.3805, 0.19]])
     close(advantages + values, [[0.951475, 0.9805, 0.99]])
+
+
+def test_ppo_with_its_kl_in_the_reward_credits_the_same_example() -> None:
+    # The numbers of the test above, through the algorithm: one response of three tokens after one prompt token.
+    batch = collate([Rollout((7,), (1, 2, 3), group=0, episode=0, reward=1.0)], dtype=torch.float64)
+    batch = batch.replace(
+        logp_old=f64([[0.0, -1.0, -0.5, -0.2]]),
+        logp_ref=f64([[0.0, -1.2, -0.5, -0.4]]),
+        values_old=f64([[0.0, 0.5, 0.6, 0.8]]),
+    )
+    credited, _ = PPO(group_size=1, lam=0.95, whiten=False, kl=KLInReward(0.05)).credit(batch, {})
+    assert credited.advantages is not None and credited.returns is not None
+    close(credited.token_rewards, [[0.0, -0.01, 0.0, 0.99]])
+    close(credited.advantages, [[0.0, 0.451475, 0.3805, 0.19]])
+    close(credited.returns, [[0.0, 0.951475, 0.9805, 0.99]])
 
 
 def test_a_constant_baseline_adds_nothing_to_the_mean_gradient() -> None:

@@ -1,4 +1,4 @@
-"""The examples of docs/your_algorithm.md, built as the command line builds them. The first is recipes/my_algorithm.py."""
+"""The examples of docs/your_algorithm.md, built as the command line builds them; one is recipes/my_algorithm.py."""
 
 from dataclasses import replace
 from pathlib import Path
