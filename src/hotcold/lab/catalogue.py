@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from hotcold.algorithms.presets import PRESETS
 from hotcold.lab.case import Case, Situation
@@ -28,7 +28,7 @@ KLS: tuple[tuple[str | None, str], ...] = (
     ("loss_times_ratio", "k3"),
     (None, "exact"),
 )
-LEVELS = ("token", "sequence", "geometric")
+LEVELS: tuple[Literal["token", "sequence", "geometric"], ...] = ("token", "sequence", "geometric")
 BETA, BONUS, GAMMA, LAM = 0.5, 0.3, 0.5, 0.5
 AXES: dict[str, tuple[Any, ...]] = {
     "baseline": BASELINES,

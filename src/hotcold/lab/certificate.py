@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from hotcold.lab.case import Case, setting_of
 from hotcold.lab.expectation import expected_update
-from hotcold.lab.numbers import Array, Policy, plain_rewards, policy_of, to_go
+from hotcold.lab.numbers import Array, plain_rewards, policy_of, to_go, visited
 from hotcold.lab.predicted import Predicted, predicted
 from hotcold.lab.stated import World, critic_values, stated_gradient
 from hotcold.lab.tiny import Tiny
@@ -129,29 +128,26 @@ def target_of(world: World) -> Array:
 
     Of given rows: the gradient of their log-likelihood, with KL and entropy of each of their states.
     """
-    if world.case.sampled_by == "a data set":
-        return _target_of_rows(world)
     tiny = world.tiny
-    charged = replace(tiny, reward={y: tiny.reward[y] - world.penalty(y) for y in tiny.responses})
-    known = truth(charged)
-    target = np.asarray((known.grad_J - world.beta * known.grad_reverse_kl).numpy())
-    return target + world.bonus * visited(world.policy, world.policy, world.policy.grad_entropy)
-
-
-def _target_of_rows(world: World) -> Array:
+    if world.case.sampled_by != "a data set":
+        charged = replace(tiny, reward={y: tiny.reward[y] - world.penalty(y) for y in tiny.responses})
+        return target_with(charged, world.beta, world.bonus)
     policy, rows = world.policy, world.sampler
-    likelihood = sum((rows.of_response(y) * policy.scores(y) for y in world.tiny.responses), np.zeros(()))
     kl = visited(policy, rows, lambda row: policy.grad_kl(world.reference, row))
-    return likelihood - world.beta * kl + world.bonus * visited(policy, rows, policy.grad_entropy)
+    entropy = visited(policy, rows, policy.grad_entropy)
+    return likelihood_gradient(tiny) - world.beta * kl + world.bonus * entropy
 
 
-def visited(policy: Policy, sampled: Policy, gradient: Callable[[int], Array]) -> Array:
-    """[prefixes, V] the gradient of one state, summed over the states that the responses of `sampled` visit."""
-    out = np.zeros_like(policy.probability)
-    for y in policy.tiny.responses:
-        for row in policy.rows(y):
-            out[row] += sampled.of_response(y) * gradient(row)
-    return out
+def target_with(tiny: Tiny, beta: float, bonus: float) -> Array:
+    known, policy = truth(tiny), policy_of(tiny, tiny.logits)
+    target = np.asarray((known.grad_J - beta * known.grad_reverse_kl).numpy())
+    return target + bonus * visited(policy, policy, policy.grad_entropy)
+
+
+def likelihood_gradient(tiny: Tiny) -> Array:
+    """Of log pi of the rows that the world's other policy wrote."""
+    policy, rows = policy_of(tiny, tiny.logits), policy_of(tiny, tiny.sampler)
+    return np.sum([rows.of_response(y) * policy.scores(y) for y in tiny.responses], axis=0)
 
 
 def exact_scale(gradient: Array, target: Array) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -76,6 +76,15 @@ class Policy:
 
 def policy_of(tiny: Tiny, table: Table) -> Policy:
     return Policy(tiny, tuple(tuple(float(x) for x in row) for row in table))
+
+
+def visited(policy: Policy, sampled: Policy, gradient: Callable[[int], Array]) -> Array:
+    """[prefixes, V] the gradient of one state, summed over the states that the responses of `sampled` visit."""
+    out = np.zeros_like(policy.probability)
+    for y in policy.tiny.responses:
+        for row in policy.rows(y):
+            out[row] += sampled.of_response(y) * gradient(row)
+    return out
 
 
 def plain_rewards(tiny: Tiny, response: Response) -> list[float]:
