@@ -89,7 +89,7 @@ def assemble(config: Config) -> Assembled:
     policy = load_model(config.model, device)
     config = decide_rates(config, algorithm, policy)
     models = line_up(config, algorithm, policy)
-    notes = [*policy.notes, *examples.notes]
+    notes = [*policy.notes, *models.notes, *examples.notes]
     sampler = make_sampler(policy, models)
     truncation = make_truncation(config)
     held = encode(examples.held_out, policy, config, notes) if examples.held_out and scorer is not None else None

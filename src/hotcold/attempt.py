@@ -48,8 +48,9 @@ class Attempt:
             name: Trainee(module, self.optimizers[name], remember_start=name in restarted)
             for name, module in modules.items()
         }
+        recompute = config.gradient_checkpointing
         self.engine = LocalEngine(
-            trainees, config.temperature, models.reference, models.compute, config.gradient_checkpointing
+            trainees, config.temperature, models.reference, models.compute, recompute, models.reading
         )
 
     def announce(self, progress: Progress) -> None:
@@ -76,7 +77,13 @@ class Attempt:
             steps=config.steps,
             learning_rate=rates,
             warmup_steps=config.warmup_steps,
-            update=UpdateSettings(config.tokens_per_microbatch, norms, config.seed, self.ready.mismatch),
+            update=UpdateSettings(
+                config.tokens_per_microbatch,
+                norms,
+                config.seed,
+                self.ready.mismatch,
+                self.ready.models.reading["policy"].shares_prompts and not config.gradient_checkpointing,
+            ),
             save_every=config.save_every,
             eval_every=config.eval.every,
             truncation=self.ready.truncation,

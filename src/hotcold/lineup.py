@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from hotcold.models.adapters import AdapterOff, LoraSettings, StartingAdapter, a
 from hotcold.models.compute import check_recomputing, compute_context
 from hotcold.models.critic import Critic, critic_from_policy, load_critic
 from hotcold.models.loading import LoadedModel
+from hotcold.models.reading import Reading, choose_reading, shares_prompts
 from hotcold.models.reference import FrozenReference, Reference, check_apart, copy_as_reference, load_reference
 
 READS_OF_REFERENCE = frozenset({"logp_ref", "kl_old"})
@@ -26,6 +27,8 @@ class Lineup:
     reference: Reference | None
     compute: Callable[[], AbstractContextManager[Any]]
     trains_adapter: bool  # of the policy, and nothing else of it
+    reading: Mapping[str, Reading]  # by model: what may be shared and left out
+    notes: tuple[str, ...] = ()
 
 
 def needs_reference(algorithm: Algorithm) -> bool:
@@ -57,7 +60,26 @@ def line_up(config: Config, algorithm: Algorithm, policy: LoadedModel) -> Lineup
         check_recomputing(policy.module)
         if critic is not None:
             check_recomputing(critic)
-    return Lineup(policy, critic, reference, compute, trains_adapter)
+    reading, notes = _readings(config, policy, critic, reference)
+    return Lineup(policy, critic, reference, compute, trains_adapter, reading, notes)
+
+
+def _readings(
+    config: Config, policy: LoadedModel, critic: Critic | None, reference: Reference | None
+) -> tuple[dict[str, Reading], tuple[str, ...]]:
+    """What each model allows to share and to leave out."""
+    of_policy = choose_reading(policy.module)
+    reading = {"policy": of_policy, "reference": of_policy}
+    if isinstance(reference, FrozenReference) and config.reference is not None:
+        reading["reference"] = choose_reading(reference.frozen_module)
+    if critic is not None:
+        reading["critic"] = Reading(shares_prompts=shares_prompts(critic.trunk))
+    kind = type(policy.module).__name__
+    if of_policy.head is None:
+        return reading, (f"{kind}: its head does not stand alone, so that logits are computed for whole rows",)
+    if not of_policy.shares_prompts:
+        return reading, (f"{kind}: its prompts cannot be shared, so that each response is computed with its own",)
+    return reading, ()
 
 
 def _critic(config: Config, policy: LoadedModel, device: str) -> Critic:

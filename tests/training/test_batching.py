@@ -12,7 +12,7 @@ from hotcold.algorithms.base import Forward, Objective, TokenLoss
 from hotcold.algorithms.losses import ClippedLoss, importance_weighted_loss, policy_gradient_loss
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.equations import policy_gradient, sum_per_response
-from hotcold.training.batching import layout, micro_batches, minibatch_rows, skippable
+from hotcold.training.batching import Cut, layout, micro_batches, minibatch_rows, skippable
 
 PLAIN = Objective(policy_gradient_loss, sum_per_response)
 
@@ -52,7 +52,7 @@ def test_minibatches_are_a_function_of_seed_step_and_epoch() -> None:
 
 def test_every_epoch_shuffles_anew_and_goes_over_all_rows() -> None:
     objective = replace(PLAIN, epochs=3, minibatches=2)
-    steps = list(layout(batch_of_lengths([3] * 6), objective, torch.zeros(6, dtype=torch.bool), 100, [0, 1]))
+    steps = list(layout(batch_of_lengths([3] * 6), objective, torch.zeros(6, dtype=torch.bool), Cut(100), [0, 1]))
     assert [s.epoch for s in steps] == [0, 0, 1, 1, 2, 2]
     assert Counter(row for s in steps for row in s.rows) == dict.fromkeys(range(6), 3)
     assert len({tuple(s.rows) for s in steps[::2]}) > 1
@@ -62,7 +62,7 @@ def test_rows_of_a_unit_share_a_minibatch_and_a_micro_batch() -> None:
     batch = batch_of_lengths([9, 2, 3, 9, 2, 3], unit=[0, 1, 2, 0, 1, 2])
     for part in minibatch_rows(batch, 3, [0]):
         assert len(set(batch.unit[part].tolist())) == 1 and len(part) == 2
-    for micro in micro_batches(batch, range(6), tokens_per_microbatch=1):
+    for micro in micro_batches(batch, range(6), Cut(1)):
         assert sorted(batch.unit[micro].tolist()) in ([0, 0], [1, 1], [2, 2])
 
 
@@ -72,27 +72,27 @@ def test_rows_of_a_unit_share_a_minibatch_and_a_micro_batch() -> None:
 def test_micro_batches_hold_rows_of_like_length_within_the_budget() -> None:
     """Budget 12: 6 + 5 take 2 x 6 = 12; 4 + 3 take 2 x 4 = 8, a third row 3 x 4 = 12 fits; 1 is left."""
     batch = batch_of_lengths([3, 6, 1, 4, 5, 2])
-    assert micro_batches(batch, range(6), 12) == [[1, 4], [3, 0, 5], [2]]
+    assert micro_batches(batch, range(6), Cut(12)) == [[1, 4], [3, 0, 5], [2]]
 
 
 def test_a_row_longer_than_the_budget_stands_alone() -> None:
     batch = batch_of_lengths([3, 9, 2])
-    assert micro_batches(batch, range(3), 4) == [[1], [0], [2]]
-    assert micro_batches(batch, range(3), 10**6) == [[1, 0, 2]]
+    assert micro_batches(batch, range(3), Cut(4)) == [[1], [0], [2]]
+    assert micro_batches(batch, range(3), Cut(10**6)) == [[1, 0, 2]]
 
 
 @pytest.mark.parametrize("budget", [1, 7, 20, 33, 1000])
 def test_micro_batches_take_every_row_once(budget: int) -> None:
     """D15: 5 prompts x 4 responses with any budget."""
     lengths = [2 + (7 * i) % 11 for i in range(20)]
-    out = micro_batches(batch_of_lengths(lengths), range(20), budget)
+    out = micro_batches(batch_of_lengths(lengths), range(20), Cut(budget))
     assert sorted(row for micro in out for row in micro) == list(range(20))
     assert all(len(micro) == 1 or len(micro) * max(lengths[r] for r in micro) <= budget for micro in out)
 
 
 def test_skipped_rows_count_but_are_not_computed() -> None:
     skipped = torch.tensor([False, True, False])
-    (step,) = layout(batch_of_lengths([3, 3, 3]), PLAIN, skipped, 100, [0])
+    (step,) = layout(batch_of_lengths([3, 3, 3]), PLAIN, skipped, Cut(100), [0])
     assert step.rows == [0, 1, 2] and step.micro_batches == [[0, 2]]
 
 

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from hotcold.errors import InputError
 from hotcold.models.compute import recomputing
 from hotcold.models.critic import measure_values
 from hotcold.models.policy import Measured, measure
+from hotcold.models.reading import PLAIN, Reading
 from hotcold.models.reference import Reference
 
 
@@ -74,12 +76,14 @@ class LocalEngine:
         reference: Reference | None = None,
         compute: Callable[[], AbstractContextManager[Any]] = nullcontext,
         recompute: bool = False,
+        reading: Mapping[str, Reading] | None = None,
     ):
         self.models = dict(models)
         self.temperature = temperature
         self.reference = reference
         self.compute = compute  # the dtype of the arithmetic
         self.recompute = recompute  # activations in the backward pass, instead of keeping them
+        self.reading = dict(reading or {})  # by model, `reference` among them: what may be shared and left out
 
     @property
     def policy(self) -> Trainee:
@@ -90,7 +94,7 @@ class LocalEngine:
         with torch.no_grad(), self.compute():
             found = {**self._read_policy(batch, names), **self._read_reference(batch, names)}
             if "values_old" in names:
-                found["values_old"] = measure_values(self.models["critic"].module, batch)
+                found["values_old"] = self._values(batch)
         return {name: value.to(home) for name, value in found.items()}
 
     def _read_policy(self, batch: Batch, names: frozenset[str]) -> dict[str, Tensor]:
@@ -98,7 +102,7 @@ class LocalEngine:
         if not names & {"logp_old", "kl_old"}:
             return {}
         needs = frozenset({"logp", "kl"} if "kl_old" in names else {"logp"})
-        forward = measure(self.policy.module, batch, needs, self.temperature, self.reference).forward
+        forward = self._measure_policy(batch, needs).forward
         found = {"logp_old": forward.logp, "kl_old": forward.kl}
         return {name: value for name, value in found.items() if name in names and value is not None}
 
@@ -107,7 +111,8 @@ class LocalEngine:
             return {}
         assert self.reference is not None
         with self.reference.module() as module:
-            logp = measure(module, batch, frozenset({"logp"}), self.temperature).forward.logp
+            reading = self.reading.get("reference", PLAIN)
+            logp = measure(module, batch, frozenset({"logp"}), self.temperature, reading=reading).forward.logp
         assert logp is not None
         return {"logp_ref": logp}
 
@@ -116,7 +121,7 @@ class LocalEngine:
         trainee = self.models[objective.model]
         with recomputing(trainee.module, self.recompute):
             with self.compute():
-                measured = self._measure(trainee.module, batch, objective)
+                measured = self._measure(batch, objective)
             logp = measured.forward.logp
             if batch.logp_old is None and logp is not None:
                 # The batch gets exactly one step: pi_old is the policy itself and the ratio is 1 by construction.
@@ -141,10 +146,22 @@ class LocalEngine:
             kl=kept(measured.forward.kl),
         )
 
-    def _measure(self, module: Any, batch: Batch, objective: Objective) -> Measured:
+    def _measure(self, batch: Batch, objective: Objective) -> Measured:
         if objective.model == "critic":
-            return Measured(Forward(values=measure_values(module, batch)), None)
-        return measure(module, batch, objective.needs, self.temperature, self.reference)
+            return Measured(Forward(values=self._values(batch)), None)
+        return self._measure_policy(batch, objective.needs)
+
+    def _measure_policy(self, batch: Batch, needs: frozenset[str]) -> Measured:
+        readings = self._reading("policy"), self.reading.get("reference", PLAIN)
+        return measure(self.policy.module, batch, needs, self.temperature, self.reference, *readings)
+
+    def _values(self, batch: Batch) -> Tensor:
+        return measure_values(self.models["critic"].module, batch, self._reading("critic").shares_prompts)
+
+    def _reading(self, model: str) -> Reading:
+        """A cache would keep what recomputing drops: then prompts are not shared."""
+        reading = self.reading.get(model, PLAIN)
+        return replace(reading, shares_prompts=False) if self.recompute else reading
 
     def step(self, model: str, rate: float, max_norm: float | None) -> StepResult:
         return self.models[model].step(rate, max_norm)

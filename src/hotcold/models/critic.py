@@ -18,7 +18,8 @@ from hotcold.errors import InputError
 from hotcold.models.adapters import merged
 from hotcold.models.checks import check_bare_folder, is_adapter
 from hotcold.models.loading import LoadedModel, load_bare, load_model, resolve_folder, save_bare
-from hotcold.models.policy import NOTHING_BEFORE, padded_rows, scatter
+from hotcold.models.policy import scatter
+from hotcold.models.reading import read_hidden
 from hotcold.models.reference import num_embeddings, said_of, token_gap
 
 VALUE_HEAD = "value_head.safetensors"
@@ -42,28 +43,26 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, at: tuple[Tensor, Tensor] | None = None, **inputs: Any) -> Tensor:
-        """[b, T] the value of the state after each position; with `at` (rows, positions) those alone, [N].
+    def forward(self, **inputs: Any) -> Tensor:
+        """[b, T] the value of the state after each position."""
+        return self.values(self.trunk(**inputs).last_hidden_state)
 
-        The head computes in its own precision: under bf16 a value would have three digits.
-        """
-        hidden = self.trunk(**inputs).last_hidden_state
-        chosen = hidden if at is None else hidden[at]
+    def values(self, hidden: Tensor) -> Tensor:
+        """Of hidden states [..., H]. The head computes in its own precision: under bf16 a value has three digits."""
         with torch.autocast(hidden.device.type, enabled=False):
-            return self.head(chosen.to(self.head.weight.dtype))[..., 0]
+            return self.head(hidden.to(self.head.weight.dtype))[..., 0]
 
 
-def measure_values(critic: Critic, batch: Batch) -> Tensor:
+def measure_values(critic: Critic, batch: Batch, shares_prompts: bool = False) -> Tensor:
     """[B, T] the value of the state in which each trained token was chosen; 0 outside `batch.trained`.
 
-    One forward over right-padded rows. It is read at the position before the token, as its log-probability is, and
-    nowhere else: what stands in the padding reaches neither a value nor a gradient.
+    It is read at the position before the token, as its log-probability is, and nowhere else: what stands in the padding
+    reaches neither a value nor a gradient.
     """
     row, at = batch.trained.nonzero(as_tuple=True)
     if not len(row):
         return torch.zeros(batch.trained.shape, dtype=critic.head.weight.dtype, device=batch.tokens.device)
-    assert int(at.min()) > 0, NOTHING_BEFORE
-    return scatter(critic(at=(row, at - 1), **padded_rows(critic.trunk, batch)), batch.trained)
+    return scatter(critic.values(read_hidden(critic.trunk, batch, row, at, shares_prompts)), batch.trained)
 
 
 def critic_from_policy(loaded: LoadedModel, device: str) -> Critic:

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from hotcold.algorithms.base import Forward
 from hotcold.batch import Batch
 from hotcold.equations.logprobs import selected_logp, state_entropy, state_kl
-from hotcold.models.hf import position_kwargs, supports_logits_to_keep
+from hotcold.models.hf import supports_logits_to_keep
+from hotcold.models.reading import NOTHING_BEFORE, PLAIN, Reading, in_chunks, padded_rows, read_hidden
 from hotcold.models.reference import Reference
-
-NOTHING_BEFORE = "a trained token needs at least one token before it"
 
 
 @dataclass(frozen=True)
@@ -24,29 +23,66 @@ class Measured:
 
 
 def measure(
-    module: nn.Module, batch: Batch, needs: frozenset[str], temperature: float, reference: Reference | None = None
+    module: nn.Module,
+    batch: Batch,
+    needs: frozenset[str],
+    temperature: float,
+    reference: Reference | None = None,
+    reading: Reading = PLAIN,
+    reading_of_reference: Reading = PLAIN,
 ) -> Measured:
-    """One forward over right-padded rows, and one of the reference where "kl" is needed.
+    """One forward over the rows, and one of the reference where "kl" is needed.
 
-    Entry t of every result concerns token t; 0 outside `batch.trained`.
+    Entry t of every result concerns token t; 0 outside `batch.trained`. `reading` says what may be shared and left out
+    on the way; it changes no result beyond rounding.
     """
     assert "kl" not in needs or reference is not None, "a KL needs a reference"
     trained = batch.trained
     row, at = trained.nonzero(as_tuple=True)
     if not len(row):
         return _nothing(trained, needs)
-    logits = trained_logits(module, batch, row, at)
-    logp = scatter(selected_logp(logits, batch.tokens[row, at], temperature), trained)
-    kl = None
-    if "kl" in needs and reference is not None:
+    with_kl, with_entropy = "kl" in needs, "entropy" in needs
+    inputs = [read_states(module, batch, row, at, reading), batch.tokens[row, at]]
+    if with_kl and reference is not None:
         with torch.no_grad(), reference.module() as frozen:
-            logits_ref = trained_logits(frozen, batch, row, at)
-        kl = scatter(state_kl(logits, logits_ref, temperature), trained)
-    if "entropy" not in needs and not torch.is_grad_enabled():
-        return Measured(Forward(logp=logp, kl=kl), None)
-    with torch.set_grad_enabled(torch.is_grad_enabled() and "entropy" in needs):
-        entropy = scatter(state_entropy(logits, temperature), trained)
-    return Measured(Forward(logp=logp, entropy=entropy if "entropy" in needs else None, kl=kl), entropy.detach())
+            inputs.append(read_states(frozen, batch, row, at, reading_of_reference))
+    records_entropy = with_entropy or torch.is_grad_enabled()
+
+    def scores(states: Tensor, ids: Tensor, *states_ref: Tensor) -> tuple[Tensor, ...]:
+        logits = to_logits(module, states, reading)
+        out = [selected_logp(logits, ids, temperature)]
+        if records_entropy:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and with_entropy):
+                out.append(state_entropy(logits, temperature))
+        if with_kl and reference is not None:
+            with torch.no_grad(), reference.module() as frozen:
+                logits_ref = to_logits(frozen, states_ref[0], reading_of_reference)
+            out.append(state_kl(logits, logits_ref, temperature))
+        return tuple(out)
+
+    results = [scatter(value, trained) for value in in_chunks(scores, num_logits(module), *inputs)]
+    logp = results.pop(0)
+    entropy = results.pop(0) if records_entropy else None
+    kl = results.pop(0) if with_kl else None
+    forward = Forward(logp=logp, entropy=entropy if with_entropy else None, kl=kl)
+    return Measured(forward, None if entropy is None else entropy.detach())
+
+
+def read_states(module: Any, batch: Batch, row: Tensor, at: Tensor, reading: Reading) -> Tensor:
+    """[N, H] the hidden states before the tokens at (row, at), or where the head does not stand alone [N, V] logits."""
+    if reading.head is None:
+        return trained_logits(module, batch, row, at)
+    return read_hidden(module.base_model, batch, row, at, reading.shares_prompts)
+
+
+def to_logits(module: Any, states: Tensor, reading: Reading) -> Tensor:
+    return states if reading.head is None else reading.head(module, states)
+
+
+def num_logits(module: Any) -> int:
+    """A chunk's width; small modules without an embedding are read at once."""
+    head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+    return 1 if head is None else int(head.weight.shape[0])
 
 
 def trained_logits(module: nn.Module, batch: Batch, row: Tensor, at: Tensor) -> Tensor:
@@ -60,20 +96,6 @@ def trained_logits(module: nn.Module, batch: Batch, row: Tensor, at: Tensor) -> 
         first = 0
     out = module(**padded_rows(module, batch), **extra)
     return out.logits[row, at - 1 - first]
-
-
-def padded_rows(module: nn.Module, batch: Batch) -> dict[str, Any]:
-    """The arguments of a forward over the whole rows of a batch.
-
-    Positions and attention come from lengths, so right padding and its content change nothing.
-    """
-    positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-    return {
-        "input_ids": batch.tokens,
-        "attention_mask": (positions[None, :] < batch.lengths[:, None]).long(),
-        "use_cache": False,
-        **position_kwargs(module, positions[None, :].expand_as(batch.tokens)),
-    }
 
 
 def _nothing(trained: Tensor, needs: frozenset[str]) -> Measured:

@@ -25,14 +25,20 @@ class Minibatch:
     micro_batches: list[list[int]]  # those that are computed
 
 
-def layout(
-    batch: Batch, objective: Objective, skipped: Tensor, tokens_per_microbatch: int, seed: Sequence[int]
-) -> Iterator[Minibatch]:
+@dataclass(frozen=True)
+class Cut:
+    """How large a micro-batch may be, and whether its rows share the forward of a common prompt."""
+
+    tokens_per_microbatch: int
+    shares_prompts: bool = False
+
+
+def layout(batch: Batch, objective: Objective, skipped: Tensor, cut: Cut, seed: Sequence[int]) -> Iterator[Minibatch]:
     """Every optimiser step that `objective` takes on the batch, in order; shuffled anew each epoch."""
     for epoch in range(objective.epochs):
         for rows in minibatch_rows(batch, objective.minibatches, [*seed, epoch]):
             computed = [row for row in rows if not skipped[row]]
-            yield Minibatch(epoch, rows, micro_batches(batch, computed, tokens_per_microbatch))
+            yield Minibatch(epoch, rows, micro_batches(batch, computed, cut))
 
 
 def minibatch_rows(batch: Batch, num_minibatches: int, seed: Sequence[int]) -> list[list[int]]:
@@ -45,8 +51,13 @@ def minibatch_rows(batch: Batch, num_minibatches: int, seed: Sequence[int]) -> l
     return [sorted(row for unit in part for row in units[unit]) for part in parts]
 
 
-def micro_batches(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int) -> list[list[int]]:
-    """Rows of like length together, as many as fit in rows x longest row <= tokens_per_microbatch (at least a unit)."""
+def micro_batches(batch: Batch, rows: Sequence[int], cut: Cut) -> list[list[int]]:
+    """Rows of like length together, as many as fit (at least a unit); rows of one prompt where prompts are shared."""
+    return (_by_prompt if cut.shares_prompts else _by_length)(batch, rows, cut.tokens_per_microbatch)
+
+
+def _by_length(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int) -> list[list[int]]:
+    """rows x longest row <= tokens_per_microbatch."""
     lengths = batch.lengths.tolist()
     units = sorted(_by_unit(batch, rows), key=lambda unit: (-max(lengths[r] for r in unit), unit[0]))
     out: list[list[int]] = []
@@ -59,6 +70,45 @@ def micro_batches(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int)
             out.append(list(unit))
             width = longest
     return out
+
+
+def _by_prompt(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int) -> list[list[int]]:
+    """prompts x longest prompt + rows x longest response <= tokens_per_microbatch.
+
+    Prompts of like length stand together, and within a prompt responses of like length. Where the padding that a row
+    would bring is more than its prompt, a new micro-batch is cheaper.
+    """
+    prompts = batch.prompt_lengths.tolist()
+    responses = (batch.lengths - batch.prompt_lengths).tolist()
+    name = {r: tuple(batch.tokens[r, : prompts[r]].tolist()) for r in rows}
+    units = _by_unit(batch, rows)
+    longest = {id(u): max(responses[r] for r in u) for u in units}
+    units.sort(key=lambda u: (-prompts[u[0]], name[u[0]], -longest[id(u)], u[0]))
+    out: list[list[int]] = []
+    held: set[tuple[int, ...]] = set()
+    prompt_width = response_width = padding = 0
+    for unit in units:
+        names = held | {name[r] for r in unit}
+        widths = max(prompt_width, *(prompts[r] for r in unit)), max(response_width, longest[id(unit)])
+        rows_then = (len(out[-1]) if out else 0) + len(unit)
+        wasted = padding + sum(widths[1] - responses[r] for r in unit)
+        fits = len(names) * widths[0] + rows_then * widths[1] <= tokens_per_microbatch
+        if out and fits and wasted <= max(PADDING * rows_then * widths[1], widths[0]):
+            out[-1] += unit
+            held, padding = names, wasted
+            prompt_width, response_width = widths
+        else:
+            out.append(list(unit))
+            held, prompt_width, response_width = (
+                {name[r] for r in unit},
+                max(prompts[r] for r in unit),
+                longest[id(unit)],
+            )
+            padding = sum(response_width - responses[r] for r in unit)
+    return out
+
+
+PADDING = 0.1  # share of the response columns that may be padding before rows are cut apart
 
 
 def _by_unit(batch: Batch, rows: Sequence[int]) -> list[list[int]]:

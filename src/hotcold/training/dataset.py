@@ -14,7 +14,7 @@ from hotcold.algorithms.base import Algorithm
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.chat import TrainOn, encode_demonstration, fit_demonstrations, has_template
 from hotcold.prompts import Demonstration, PromptOrder
-from hotcold.training.batching import micro_batches
+from hotcold.training.batching import Cut, micro_batches
 from hotcold.training.collect import Collected, Notify, as_text
 
 
@@ -105,7 +105,7 @@ def held_out_loss(engine_logp: Callable[[Batch], Tensor], rows: Sequence[Rollout
     """
     batch = collate(rows)
     sums, count = [], 0
-    for part in micro_batches(batch, range(len(batch)), tokens_per_microbatch):
+    for part in micro_batches(batch, range(len(batch)), Cut(tokens_per_microbatch)):
         cut = batch.select(part)
         logp = engine_logp(cut)
         trained = cut.trained.to(logp.device)

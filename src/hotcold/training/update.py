@@ -13,7 +13,7 @@ from hotcold.algorithms.base import Algorithm, Objective
 from hotcold.batch import Batch
 from hotcold.engines.base import Engine
 from hotcold.equations import approx_kl
-from hotcold.training.batching import Minibatch, layout, skippable
+from hotcold.training.batching import Cut, Minibatch, layout, skippable
 from hotcold.training.mismatch import Mismatch
 from hotcold.training.record import UpdateRecord
 
@@ -26,6 +26,7 @@ class UpdateSettings:
     max_grad_norm: Mapping[str, float | None] = field(default_factory=dict)  # by model; None: no limit
     seed: int = 0
     mismatch: Mismatch | None = None  # correction for tokens that another distribution sampled
+    shares_prompts: bool = False  # rows of one prompt are laid together, because the engine computes it once
 
 
 def update(
@@ -89,7 +90,7 @@ def apply(
     limit = settings.max_grad_norm.get(objective.model)
     part_record = record.of(objective.model)
     part_record.begin(len(batch), int(skipped.sum()), limit)
-    for minibatch in layout(batch, objective, skipped, settings.tokens_per_microbatch, _seed(settings, step)):
+    for minibatch in layout(batch, objective, skipped, cut_of(settings), _seed(settings, step)):
         if not minibatch.micro_batches:
             part_record.num_empty_steps += 1
             continue
@@ -136,8 +137,12 @@ def filled(
 def _first_epoch(
     batch: Batch, objective: Objective, skipped: Tensor, settings: UpdateSettings, step: int
 ) -> list[Minibatch]:
-    steps = layout(batch, objective, skipped, settings.tokens_per_microbatch, _seed(settings, step))
+    steps = layout(batch, objective, skipped, cut_of(settings), _seed(settings, step))
     return list(islice(steps, objective.minibatches))
+
+
+def cut_of(settings: UpdateSettings) -> Cut:
+    return Cut(settings.tokens_per_microbatch, settings.shares_prompts)
 
 
 def _seed(settings: UpdateSettings, step: int) -> Sequence[int]:
