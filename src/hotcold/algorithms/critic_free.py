@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from hotcold.algorithms.baselines import Baseline, episodes_in_group
-from hotcold.algorithms.episodes import along_episodes
-from hotcold.batch import Batch
+from hotcold.batch import Batch, along_episodes
 from hotcold.equations import reward_to_go
 from hotcold.errors import InputError
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from hotcold.algorithms.base import Forward
-from hotcold.algorithms.episodes import along_episodes
-from hotcold.batch import Batch
+from hotcold.batch import Batch, along_episodes
 from hotcold.equations import adaptive_beta, kl_k1, kl_k2, kl_k3, td_errors
 from hotcold.equations.checks import exp
 from hotcold.errors import InputError

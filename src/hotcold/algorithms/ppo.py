@@ -10,11 +10,10 @@ from torch import Tensor
 
 from hotcold.algorithms.base import Objective, Plan, Weighting
 from hotcold.algorithms.critic_free import check_gamma, check_unit
-from hotcold.algorithms.episodes import along_episodes
 from hotcold.algorithms.kl import KLTerm, reads_of, state_of, with_kl
 from hotcold.algorithms.losses import ClippedLoss, ValueLoss
 from hotcold.algorithms.policy import policy_objective
-from hotcold.batch import Batch
+from hotcold.batch import Batch, along_episodes
 from hotcold.equations import gae, mean_per_token, whiten
 from hotcold.errors import InputError
 
