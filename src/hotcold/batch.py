@@ -71,6 +71,7 @@ class Batch:
     values_old: Tensor | None = None
     greedy_rewards: Tensor | None = None  # [B]
     penalties: Tensor | None = None  # [B, T] what was taken from token_rewards for length; `rewards` are without it
+    uncharged: Tensor | None = None  # [B, T] token_rewards before that: to add the penalties again would round
     advantages: Tensor | None = None  # [B, T]
     returns: Tensor | None = None  # [B, T]
     extras: dict[str, Tensor] = field(default_factory=dict)  # an algorithm's own [B] or [B, T] columns

@@ -122,6 +122,5 @@ def varies_in_group(batch: Batch) -> Tensor:
 
 
 def raw_totals(batch: Batch) -> Tensor:
-    """[B] an episode's score before any penalty for its length."""
-    plain = batch.token_rewards if batch.penalties is None else batch.token_rewards + batch.penalties
-    return episode_totals(batch.replace(token_rewards=plain))
+    """[B] an episode's score before any penalty for its length, to the bit: equal scores stay equal."""
+    return episode_totals(batch if batch.uncharged is None else batch.replace(token_rewards=batch.uncharged))

@@ -33,7 +33,8 @@ class Truncation:
         share = soft_overlong_penalty(lengths, self.max_tokens, self.buffer).to(batch.token_rewards.dtype)
         charged = terminal_rewards(-self.penalty * share, batch.response_mask)
         charged = torch.where(batch.rewards.isnan()[:, None], 0.0, charged)
-        return batch.replace(token_rewards=batch.token_rewards - charged, penalties=charged)
+        rewards = batch.token_rewards
+        return batch.replace(token_rewards=rewards - charged, penalties=charged, uncharged=rewards)
 
 
 KEEP = Truncation()
