@@ -85,6 +85,7 @@ class Watched:
         self.engine = engine
         self.num_steps = {"policy": 0, "critic": 0}
         self.passes: list[tuple[int, Batch, Pass]] = []  # (policy steps before it, rows, what was seen)
+        self.after = [self.parameters()]  # the policy's, before the first step and after each
 
     def read(self, batch: Batch, names: frozenset[str]) -> dict[str, Tensor]:
         return self.engine.read(batch, names)
@@ -97,7 +98,10 @@ class Watched:
 
     def step(self, model: str, rate: float, max_norm: float | None) -> StepResult:
         self.num_steps[model] += 1
-        return self.engine.step(model, rate, max_norm)
+        result = self.engine.step(model, rate, max_norm)
+        if model == "policy":
+            self.after.append(self.parameters())
+        return result
 
     def discard(self, model: str) -> None:
         self.engine.discard(model)
