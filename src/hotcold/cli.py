@@ -20,8 +20,8 @@ from hotcold.config import help_texts
 from hotcold.config.sources import read_arguments
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
 
-VERBS = ("train", "eval", "sample", "demo")
-LATER_VERBS = ("verify", "doctor", "report", "view", "compare", "export", "import", "bench")
+VERBS = ("train", "eval", "sample", "verify", "demo")
+LATER_VERBS = ("doctor", "report", "view", "compare", "export", "import", "bench")
 RESUMABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 MAX_LINES = 5  # of an error
 
@@ -86,6 +86,20 @@ def sample(
 
 
 @app.command(context_settings=_OURS)
+def verify(
+    context: typer.Context,
+    everything: bool = typer.Option(False, "--all"),
+    as_json: str | None = typer.Option(None, "--json"),
+    html: str | None = typer.Option(None, "--html"),
+    markdown: str | None = typer.Option(None, "--markdown"),
+    debug: bool = typer.Option(False, "--debug"),
+    show_help: bool = typer.Option(False, "--help"),
+) -> None:
+    outputs = {"json": as_json, "html": html, "markdown": markdown}
+    _verb(lambda: _verify(context.args, everything, outputs), lambda: help_texts.VERIFY, show_help, debug)
+
+
+@app.command(context_settings=_OURS)
 def demo(
     context: typer.Context,
     debug: bool = typer.Option(False, "--debug"),
@@ -141,6 +155,13 @@ def _sample(tokens: Sequence[str], as_json: bool) -> None:
             _print(f"prompt: {prompt}")
         cut = " [cut at max_tokens]" if row.get("finish_reason") == "length" else ""
         _print(f"response: {row['response']}{cut}")
+
+
+def _verify(tokens: Sequence[str], everything: bool, outputs: dict[str, str | None]) -> int:
+    from hotcold.verify.command import Outputs
+    from hotcold.verify.command import verify as run_verify
+
+    return run_verify(tokens, everything, Outputs(**outputs), _print)
 
 
 def _demo(tokens: Sequence[str]) -> int:

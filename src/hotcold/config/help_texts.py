@@ -24,6 +24,7 @@ Verbs
   train     train a model on a score; the result is a folder that transformers loads
   eval      greedy and sampled accuracy of a model on prompts, with 95 % intervals
   sample    print a model's responses to a prompt or a file of prompts
+  verify    what gradient an algorithm expects, exactly: ours, with your keys, or your own
   demo      the whole thing in a few minutes: a tiny model, made on the spot, learns arithmetic
 
 Options
@@ -70,6 +71,36 @@ Examples
   hotcold sample smollm2 prompt="What is 2 + 3?" chat=true
   hotcold sample runs/NAME/model data=prompts.jsonl n=4 max_tokens=64 --json
 
+"""
+
+VERIFY = """\
+hotcold verify [NAME|recipe.yaml|FILE.py:CLASS KEY=VALUE ...]
+
+What gradient does an algorithm expect? Every response of a tiny policy, and every group of them, is summed over with
+its probability, through the code that trains. So the answer is exact: unbiased, unbiased up to a factor, or elsewhere,
+with the reason and the variance. It is compared with what the documentation states.
+
+Examples
+  hotcold verify                                        every algorithm, each choice, about 400 rows
+  hotcold verify rloo
+  hotcold verify grpo group_size=4 scale_by_std=false
+  hotcold verify rloo beta=0.05 kl.placement=loss kl.estimator=k2
+  hotcold verify rloo mismatch=truncate mismatch.level=sequence     another engine samples
+  hotcold verify recipe.yaml                            the algorithm of a recipe
+  hotcold verify my_file.py:MyAlgorithm group_size=4    with checks of masks, order and micro-batches
+
+Keys are those of the algorithm (`hotcold train --help`), truncated and mismatch. Of your own class also
+  expect                 what you state of it: multiple (of the target), unbiased, or elsewhere (only the checks
+                         count); as a field of the class: expects = "elsewhere" [multiple]
+
+Options
+  --all                  every combination, as long as it takes
+  --json FILE            the rows as JSON; - prints them instead of the table
+  --html FILE            one page that needs nothing else
+  --markdown FILE        the tables between two marks of the file, as in docs/verify.md
+  --debug                show the traceback of an error
+
+Exit codes: 0 all is as stated; 1 a row differs from what is stated, or a check fails; 2 wrong input.
 """
 
 DEMO = """\

@@ -45,7 +45,7 @@ class Certificate:
             return "zero: nothing is learnt"
         if self.scale is None:
             because = f", because {'; '.join(self.reasons)}" if self.reasons else ""
-            return f"points elsewhere: cosine {self.cosine:.3f}{because}"
+            return f"points elsewhere: cosine {near_one(self.cosine)}{because}"
         if self.scale < 0:
             return f"points the other way: {self.scale:.4g} times the target"
         return "unbiased" if abs(self.scale - 1) <= EXACT else f"unbiased up to {self.scale:.4g}"
@@ -167,6 +167,11 @@ def largest_difference(a: Array, b: Array) -> float:
 def cosine(a: Array, b: Array) -> float:
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float((a * b).sum()) / norms if norms else math.nan
+
+
+def near_one(cos: float) -> str:
+    """With the digits that tell it from 1."""
+    return f"{cos:.3f}" if cos < 0.9995 else f"{cos:.6f}" if cos < 0.9999995 else "1 within 1e-6"
 
 
 def relative_noise(variance: float, gradient: Array, target: Array) -> float:

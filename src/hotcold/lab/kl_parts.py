@@ -36,26 +36,35 @@ def candidates(tiny: Tiny) -> dict[str, Array]:
         "half the chi-square divergence of each visited state: k3 upside down": _of_tokens(
             policy, reference, lambda d: [math.exp(x) - 1 for x in d]
         ),
-        "k2 as a cost in the reward, which is no KL": _of_tokens(
-            policy, reference, lambda d: to_go([x * x / 2 for x in d])
-        ),
-        "k3 as a cost in the reward, which is no KL": _of_tokens(
-            policy, reference, lambda d: to_go([math.exp(-x) - 1 + x for x in d])
-        ),
+        IN_REWARD.format("k2"): _of_tokens(policy, reference, lambda d: to_go([x * x / 2 for x in d])),
+        IN_REWARD.format("k3"): _of_tokens(policy, reference, lambda d: to_go([math.exp(-x) - 1 + x for x in d])),
         "the later states' share of KL(pi || ref) alone": np.asarray(known.grad_reverse_kl.numpy())
         - visited(policy, policy, lambda row: policy.grad_kl(reference, row)),
     }
 
 
-def name_of(part: Array, tiny: Tiny) -> str:
-    """In words: whose gradient `part` (what the KL adds to the update, uphill) is minus a multiple of."""
+IN_REWARD = "{} as a cost in the reward, which is no KL"
+RIGHT = "the KL term lowers KL(pi || ref)"
+
+
+def name_of(part: Array, tiny: Tiny) -> str | None:
+    """In words: whose gradient `part`, the KL's share of the update (uphill), is minus a multiple of; None: none's."""
     if float(np.abs(part).max()) <= NEAR:
         return "the KL has no gradient at all"
     for name, gradient in candidates(tiny).items():
         c = -float((part * gradient).sum() / (gradient * gradient).sum())
         if float(np.linalg.norm(part + c * gradient)) <= NEAR * float(np.linalg.norm(part)):
-            return f"the KL term lowers {name}" if c > 0 else f"the KL term raises {name}"
-    return "the KL term is the gradient of no KL"
+            return f"the KL term {'lowers' if c > 0 else 'raises'} {name}{_angle(name, part, tiny)}"
+    return None
+
+
+def _angle(name: str, part: Array, tiny: Tiny) -> str:
+    """How far what is no KL points against lowering one."""
+    if "no KL" not in name:
+        return ""
+    lower = -np.asarray(truth(tiny).grad_reverse_kl.numpy())
+    cosine = float((part * lower).sum() / (np.linalg.norm(part) * np.linalg.norm(lower)))
+    return f": cosine {cosine:.3f} with what lowers the KL"
 
 
 def _of_tokens(policy: Policy, reference: Policy, coefficients: Callable[[list[float]], list[float]]) -> Array:

@@ -12,7 +12,7 @@ from hotcold.errors import InputError
 from hotcold.lab.case import RATE, WORLDS, Case, Situation
 from hotcold.lab.certificate import EXACT, Certificate, certificate, exact_scale, likelihood_gradient, target_with
 from hotcold.lab.expectation import Setting, expected_update
-from hotcold.lab.kl_parts import name_of, without_reference
+from hotcold.lab.kl_parts import RIGHT, name_of, without_reference
 from hotcold.lab.numbers import Array
 from hotcold.lab.tiny import Tiny
 from hotcold.lab.truth import state_values
@@ -116,20 +116,19 @@ def check_size(group_size: int, num_responses: int, num_groups: int = 1) -> None
 
 def why_elsewhere(own: Own, tiny: Tiny, setting: Setting, gradient: Array) -> list[str]:
     """What can be found out by leaving things away: the KL, rewards on the way, several steps."""
+    if not own.has_reference:
+        return [] if own.algorithm.plan is None else _why_not_the_reward(own, tiny, setting)
+    alone = expected_update(own.algorithm, without_reference(tiny), setting).gradient.numpy()
+    is_exact = exact_scale(alone, target_with(without_reference(tiny), 0.0, own.bonus)) is not None
+    part = name_of(gradient - alone, tiny)
     reasons = []
-    alone = gradient
-    if own.has_reference:
-        plain = without_reference(tiny)
-        alone = expected_update(own.algorithm, plain, setting).gradient.numpy()
-        part = name_of(gradient - alone, tiny)
-        if part != "the KL term lowers KL(pi || ref)":
-            reasons.append(part)
-    reward = target_with(without_reference(tiny), 0.0, own.bonus)
-    if own.algorithm.plan is not None and exact_scale(alone, reward) is None:
-        reasons += _why_not_the_reward(own, tiny, setting)
-    elif not reasons and own.has_reference:
+    if part is None and is_exact:
+        reasons.append("the KL term is the gradient of no KL")
+    elif part is not None and part != RIGHT:
+        reasons.append(part)
+    elif part is not None and is_exact:
         reasons.append("reward and KL have different factors")
-    return reasons
+    return reasons if is_exact or own.algorithm.plan is None else reasons + _why_not_the_reward(own, tiny, setting)
 
 
 def _why_not_the_reward(own: Own, tiny: Tiny, setting: Setting) -> list[str]:

@@ -1,0 +1,1 @@
+"""`hotcold verify`: what the laboratory finds, for a reader."""
