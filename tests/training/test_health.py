@@ -163,6 +163,7 @@ def test_a_clip_fraction_that_does_not_exist_or_cannot_move_is_no_fault() -> Non
         several(None, None),
         {**several(0.0, 1.0), "learning_rate": 0.0},
         {**several(0.0, 1.0), "optimizer_steps": 0},
+        {**several(0.0, 1.0), "optimizer_steps": 1},  # the leash in the reward asks for log pi_old all the same
         several(0.0, 3.5),
         several(0.04, 1.6),
         several(0.3, 1.6),

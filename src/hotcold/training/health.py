@@ -124,7 +124,8 @@ def _never_clipped(history: Sequence[Metrics]) -> str | None:
     """Where ratios went far and were not clipped, the bounds are wide on purpose (cispo)."""
 
     def idle(m: Metrics) -> bool:
-        return m.get("clip_fraction") == 0 and _below(m, "ratio/max", 1.2) and _moves(m)
+        several = (m.get("optimizer_steps") or 0) > 1  # the only step on a batch starts at ratio 1
+        return several and m.get("clip_fraction") == 0 and _below(m, "ratio/max", 1.2) and _moves(m)
 
     if not _just_begun(history, idle, LONGER):
         return None
