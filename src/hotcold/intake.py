@@ -119,10 +119,8 @@ def _demonstrations(config: Config, scorer: FunctionScorer | None) -> Examples:
         train = apart_from(rows, apart)
         notes = _left_out(len(rows), len(train), "rows")
         held_out = distinct(apart)
-        if scorer is None:
-            watched = distinct_demonstrations(
-                make_demonstrations(_rows(config.eval.data, data.split), data.prompt, data.response)
-            )
+        watched, without = _watched_apart(config, needed=scorer is None)
+        notes += without
     else:
         train, watched = hold_out_demonstrations(rows, seed=config.seed)
         notes = () if watched else (TOO_FEW,)
@@ -130,6 +128,18 @@ def _demonstrations(config: Config, scorer: FunctionScorer | None) -> Examples:
     prompts = tuple(held_out[:most]) if scorer is not None else ()
     check_columns(scorer, prompts, config.eval.data or data.path)
     return Examples(None, train, prompts, tuple(watched[:most]), notes)
+
+
+def _watched_apart(config: Config, needed: bool) -> tuple[list[Demonstration], tuple[str, ...]]:
+    """The demonstrations of eval.data. A file whose prompts are answered and scored may hold prompts alone."""
+    data = config.data
+    try:
+        rows = make_demonstrations(_rows(config.eval.data, data.split), data.prompt, data.response)
+    except InputError as error:
+        if needed:
+            raise
+        return [], (f"eval.data holds no demonstrations, so there is no held-out loss: {str(error).splitlines()[0]}",)
+    return distinct_demonstrations(rows), ()
 
 
 def check_columns(scorer: FunctionScorer | None, prompts: Sequence[Prompt] | None, source: Any) -> None:
