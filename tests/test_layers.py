@@ -12,7 +12,20 @@ LAYERS: list[list[str]] = [
     ["rewards", "sampling", "engines"],
     ["checkpoint", "optim", "runs"],
     ["training", "lab"],
-    ["toys", "config", "intake", "lineup", "assemble", "verify_model", "attempt", "launch", "demo", "api", "verify", "cli"],
+    [
+        "toys",
+        "config",
+        "intake",
+        "lineup",
+        "assemble",
+        "verify_model",
+        "attempt",
+        "launch",
+        "demo",
+        "api",
+        "verify",
+        "cli",
+    ],
 ]
 RANK = {part: (layer, place) for layer, parts in enumerate(LAYERS) for place, part in enumerate(parts)}
 WITHOUT_A_LAYER = {"__init__", "__main__"}
