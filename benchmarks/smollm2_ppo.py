@@ -132,7 +132,8 @@ def page(results: dict) -> list[str]:
         "Curves: `curves.svg`, and by step below. KL per response is the sum over its tokens of log pi - log pi_ref, "
         "the mean over responses, in nats; it and the explained variance are measured before the step's update, on "
         "responses that neither model was trained on. The explained variance is empty where all returns are equal, and "
-        f"far below 0 where they differ by the KL alone; the drawing ends at {LOWEST:.0f}. Value loss is the mean of (V - return)^2 / 2 over tokens.",
+        f"far below 0 where they differ by the KL alone; the drawing ends at {LOWEST:.0f}. Value loss is "
+        "the mean of (V - return)^2 / 2 over tokens.",
         "",
     ]
     for run in runs:
