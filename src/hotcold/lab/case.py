@@ -22,7 +22,7 @@ WORLDS: dict[str, Tiny] = {
     "fixed, steps": with_steps(FIXED),
     "variable, steps": with_steps(VARIABLE),
     "variable, tool": with_gap(VARIABLE),
-    "wide": wide(max_tokens=2, vocabulary=3),
+    "wide": wide(max_tokens=2, vocabulary=3, seed=1),
 }
 ABOUT_WORLDS = {
     "fixed": "2 tokens, every response has 2 of them",

@@ -12,7 +12,7 @@ from hotcold.lab.case import Case, setting_of
 from hotcold.lab.expectation import expected_update
 from hotcold.lab.numbers import Array, plain_rewards, policy_of, to_go, visited
 from hotcold.lab.predicted import Predicted, predicted
-from hotcold.lab.stated import World, critic_values, stated_gradient
+from hotcold.lab.stated import World, critic_values, stated_update
 from hotcold.lab.tiny import Tiny
 from hotcold.lab.truth import truth
 
@@ -33,7 +33,7 @@ class Certificate:
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
     predicted: str | None  # in words; None: nothing is stated of this algorithm
-    off_stated: float | None  # largest difference to the stated sums, relative; None: nothing is stated
+    off_stated: float | None  # of mean and variance to the stated sums, relative; None: nothing is stated
     agrees: bool
     gradient: tuple[tuple[float, ...], ...]
     target: tuple[tuple[float, ...], ...]
@@ -76,8 +76,8 @@ def certify(case: Case) -> Certificate:
     values = critic_values(case) if case.has_critic else None
     measured = expected_update(case.build(), case.tiny, setting_of(case, values))
     gradient, target = measured.gradient.numpy(), target_of(World(case))
-    stated, theory = stated_gradient(case), predicted(case)
-    off = None if stated is None else largest_difference(gradient, stated)
+    stated, theory = stated_update(case), predicted(case)
+    off = None if stated is None else off_stated(gradient, measured.variance, *stated)
     scale = exact_scale(gradient, target)
     agrees = (off is None or off <= EXACT) and agrees_with(theory, scale)
     return certificate(case, gradient, target, measured.variance, theory, off, agrees)
@@ -157,6 +157,12 @@ def exact_scale(gradient: Array, target: Array) -> float | None:
         return None
     c = float((gradient * target).sum() / (target * target).sum())
     return c if float(np.linalg.norm(gradient - c * target)) <= EXACT * norm else None
+
+
+def off_stated(gradient: Array, variance: float, mean: Array, stated_variance: float) -> float:
+    """Of the mean, and of the variance, which shows what averages out."""
+    of_variance = abs(variance - stated_variance) / max(1.0, stated_variance)
+    return max(largest_difference(gradient, mean), of_variance)
 
 
 def largest_difference(a: Array, b: Array) -> float:

@@ -25,7 +25,8 @@ from hotcold.lab.truth import state_values
 from hotcold.training.truncation import KEEP
 from hotcold.training.update import UpdateSettings, fill_reads, update
 
-WORLD = with_gap(with_steps(VARIABLE))
+UNLIKE = dict(zip(VARIABLE.responses, (1.1, 0.2, -0.6, -1.7), strict=True))  # with the steps, no two totals are equal
+WORLD = with_gap(with_steps(replace(VARIABLE, reward=UNLIKE)))
 SAME = 1e-12  # relative: float64 sums of the same terms in another order
 PER_TOKEN = ("token_rewards", "logp_old", "logp_ref", "kl_old", "values_old", "logp_sampler", "advantages", "returns")
 
@@ -69,7 +70,7 @@ class Bench:
         assert reported is not None
         for place in range(self.size):
             for group in range(num_groups):
-                y = self.tiny.responses[(place + 3 * group) % len(self.tiny.responses)]
+                y = self.tiny.responses[(place + self.size * group) % len(self.tiny.responses)]
                 row = self.tiny.rollout(y, group, place * num_groups + group, reported[y])
                 rows.append(replace(row, demonstration=self.algorithm.plan is None))
         return rows
@@ -245,7 +246,8 @@ def row_order_does_not_matter(bench: Bench) -> Check:
     if any(objective.minibatches > 1 for objective in bench.algorithm.objectives):
         return _check(row_order_does_not_matter, None, "minibatches deal rows at random", "")
     batch = bench.batch()
-    orders = (torch.arange(len(batch)).flip(0), batch.group.argsort(stable=True))
+    shuffled = torch.randperm(len(batch), generator=torch.Generator().manual_seed(0))
+    orders = (torch.arange(len(batch)).flip(0), batch.group.argsort(stable=True), shuffled)
     plain, _ = bench.update(batch)
     worst = max(difference(bench.update(batch.select(order))[0], plain) for order in orders)
     return _within(row_order_does_not_matter, worst, "Compare rows by batch.group, never by where they stand.")

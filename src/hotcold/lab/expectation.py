@@ -1,6 +1,7 @@
 """The gradient that an algorithm expects: its real batch, credit, loss, weighting and update, summed over every choice.
 
-Responses of a group have no order, so a group is a multiset with its multinomial probability. Rows of the groups stand
+Responses of a group have no order, so a group is a multiset with its multinomial probability; nor have the groups of a
+step, which are those of one prompt. Rows of the groups stand
 interleaved, as no code may rely on where a row stands.
 """
 
@@ -11,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -108,6 +110,7 @@ def _trainee(module: torch.nn.Module) -> Trainee:
     return Trainee(module, torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.0))
 
 
+T = TypeVar("T")
 Watch = Callable[[Batch, UpdateRecord], None]
 
 
@@ -156,18 +159,22 @@ def batches(algorithm: Algorithm, tiny: Tiny, setting: Setting) -> Iterator[tupl
     refill = algorithm.plan.refill if algorithm.plan else 0
     if refill and setting.num_groups == 1:
         groups = _with_refill(groups, algorithm, tiny, setting, refill, reported)
-    for chosen in itertools.product(groups, repeat=setting.num_groups):
-        members = [responses for responses, _ in chosen]
-        yield interleaved(tiny, members, reported, algorithm.plan is None), math.prod(p for _, p in chosen)
+    for members, weight in without_order(groups, setting.num_groups):
+        yield interleaved(tiny, members, reported, algorithm.plan is None), weight
 
 
 def multisets(
     responses: Sequence[Response], probability: dict[Response, float], size: int
 ) -> Iterator[tuple[tuple[Response, ...], float]]:
     """Groups without order, each with the probability of all its orders together."""
-    for group in itertools.combinations_with_replacement(responses, size):
-        orders = math.factorial(size) // math.prod(math.factorial(n) for n in Counter(group).values())
-        yield group, orders * math.prod(probability[y] for y in group)
+    yield from without_order([(y, probability[y]) for y in responses], size)
+
+
+def without_order(choices: Sequence[tuple[T, float]], size: int) -> Iterator[tuple[tuple[T, ...], float]]:
+    """Every way to draw `size` of them, order aside, with its probability."""
+    for drawn in itertools.combinations_with_replacement(range(len(choices)), size):
+        orders = math.factorial(size) // math.prod(math.factorial(n) for n in Counter(drawn).values())
+        yield tuple(choices[i][0] for i in drawn), orders * math.prod(choices[i][1] for i in drawn)
 
 
 def _with_refill(

@@ -105,6 +105,7 @@ def _leash(estimate: Estimate | None, in_reward: bool) -> Algorithm:
     return RLOO(group_size=2, kl=term)
 
 
+WORLD = "fixed"  # where a response's length is no reason
 Refused = tuple[str, dict[str, Any], Callable[[], Algorithm] | None, str]
 REFUSED: tuple[Refused, ...] = (
     ("rloo", {"beta": 0.5, "kl.placement": "loss", "kl.estimator": "k1"}, partial(_leash, kl_k1, False), "no gradient"),
@@ -155,7 +156,7 @@ def refusal(name: str, options: dict[str, Any], anyway: Callable[[], Algorithm] 
     given = options if "group_size" in options else {"group_size": 2, **options}
     own = None if anyway is None else Own(name, anyway(), given, "elsewhere")
     label = " ".join([name, *(f"{key}={str(value).lower()}" for key, value in options.items())])
-    return Refusal(label, reason_of(name, given), None if own is None else certify_own(own, "variable"), shows)
+    return Refusal(label, reason_of(name, given), None if own is None else certify_own(own, "variable" if "weighting" in options else WORLD), shows)
 
 
 def reason_of(name: str, options: dict[str, Any]) -> str:

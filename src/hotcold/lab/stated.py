@@ -6,7 +6,6 @@ mask, padding, autograd or micro-batch. docs/algorithms.md has the same formulas
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hotcold.lab.case import Case, truncation_of
-from hotcold.lab.expectation import multisets
+from hotcold.lab.expectation import multisets, without_order
 from hotcold.lab.numbers import Array, Policy, plain_rewards, policy_of, to_go
 from hotcold.lab.tiny import Response, Table, Tiny
 
@@ -137,21 +136,23 @@ def critic_values(case: Case) -> list[float]:
     return [v + (0.3 if i % 2 == 0 else -0.4) * wrong for i, v in enumerate(exact)]
 
 
-def stated_gradient(case: Case) -> Array | None:
-    """[prefixes, V] the expected update, uphill. None where it depends on how rows are dealt to minibatches."""
+def stated_update(case: Case) -> tuple[Array, float] | None:
+    """The update's mean [prefixes, V], uphill, and its variance. None where rows are dealt to minibatches at random."""
     world = World(case)
     if int(world.values.get("minibatches", 1)) > 1 and case.situation.rate:
         return None
-    total = np.zeros_like(world.policy.probability)
+    mean, square = np.zeros_like(world.policy.probability), 0.0
     for groups, probability in _batches(world):
         rows = [Row(y, g, world.rewards(y)) for g, members in enumerate(groups) for y in members]
         rows = [row for row, keeps in zip(rows, kept(world, rows), strict=True) if keeps]
         if rows:
-            total += probability * _update(world, rows)
-    return total
+            step = _update(world, rows)
+            mean += probability * step
+            square += probability * float((step**2).sum())
+    return mean, square - float((mean**2).sum())
 
 
-def _batches(world: World) -> list[tuple[list[Sequence[Response]], float]]:
+def _batches(world: World) -> list[tuple[tuple[Sequence[Response], ...], float]]:
     """Every step's groups with their probability. One prompt with refill: a rejected group is drawn anew."""
     probability = {y: world.sampler.of_response(y) for y in world.tiny.responses}
     groups = list(multisets(world.tiny.responses, probability, world.group_size))
@@ -159,10 +160,7 @@ def _batches(world: World) -> list[tuple[list[Sequence[Response]], float]]:
     if refill and count == 1:
         again = drawn_again(world)
         groups = [(members, p * again) for members, p in groups]  # those that stay rejected have no rows
-    return [
-        ([members for members, _ in chosen], math.prod(p for _, p in chosen))
-        for chosen in itertools.product(groups, repeat=count)
-    ]
+    return list(without_order(groups, count))
 
 
 def rejected_share(world: World) -> float:
