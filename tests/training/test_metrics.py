@@ -188,3 +188,18 @@ def test_repeated_text_is_the_share_of_runs_of_four_that_came_before() -> None:
     """E05: 3434, 4343, 3434, 4343, 3434: two kinds of five, 0.6 repeated; 3456 once: 0; too short: 0."""
     rows = [Rollout((1,), y, 0, 0, reward=1.0) for y in ((3, 4, 3, 4, 3, 4, 3, 4), (3, 4, 5, 6), (5,))]
     assert rollout_metrics(rows, [])["completions/repeated"] == pytest.approx(0.2)
+
+
+def test_what_a_critic_explains_is_null_where_the_returns_only_tremble() -> None:
+    """Returns 1 and 1 + 1e-5 have a variance of 2.5e-11; 0 and 1 with values 0 and 0.5 leave a quarter unexplained."""
+    batch = collate([rollout()])
+    count = int(batch.trained.sum())
+
+    def laid(values: list[float]) -> torch.Tensor:
+        return torch.zeros(batch.tokens.shape).masked_scatter(batch.trained, torch.tensor(values[:count]))
+
+    flat, apart = [1.0, 1.00001] * count, [0.0, 1.0] * count
+    for returns, values, explained in ((flat, apart, None), (apart, [v / 2 for v in apart], 0.75)):
+        record = UpdateRecord()
+        record.add_credit(batch.replace(values_old=laid(values), returns=laid(returns)), None)
+        assert record.credit["value/explained_variance"] == (explained and pytest.approx(explained))

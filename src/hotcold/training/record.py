@@ -9,9 +9,10 @@ from torch import Tensor
 
 from hotcold.batch import Batch
 from hotcold.engines.base import Pass, StepResult
-from hotcold.equations import approx_kl, explained_variance, kl_k1, kl_k3, masked_mean
+from hotcold.equations import approx_kl, explained_variance, kl_k1, kl_k3, masked_mean, masked_var
 
 OF_THE_RATIO = ("clip_fraction",)  # metrics that mean nothing where the ratio is 1 by construction
+LEAST_VARIANCE = 1e-8  # of returns: below it they differ by the KL's noise alone, and nothing can be explained
 OF_TRAINING = ("loss", "grad_norm", "rows/trained", "rows/skipped", "optimizer_steps")  # null before it starts
 
 
@@ -137,7 +138,8 @@ class UpdateRecord:
         trained = batch.trained
         if batch.values_old is not None and batch.returns is not None:
             explained = float(explained_variance(batch.values_old, batch.returns, trained))
-            self.credit["value/explained_variance"] = None if math.isnan(explained) else explained
+            varies = float(masked_var(batch.returns, trained)) > LEAST_VARIANCE
+            self.credit["value/explained_variance"] = explained if varies else None
             self.credit["value/mean"] = float(masked_mean(batch.values_old, trained))
             self.credit["returns/mean"] = float(masked_mean(batch.returns, trained))
         if correction is not None:
