@@ -156,7 +156,12 @@ def refusal(name: str, options: dict[str, Any], anyway: Callable[[], Algorithm] 
     given = options if "group_size" in options else {"group_size": 2, **options}
     own = None if anyway is None else Own(name, anyway(), given, "elsewhere")
     label = " ".join([name, *(f"{key}={str(value).lower()}" for key, value in options.items())])
-    return Refusal(label, reason_of(name, given), None if own is None else certify_own(own, "variable" if "weighting" in options else WORLD), shows)
+    return Refusal(
+        label,
+        reason_of(name, given),
+        None if own is None else certify_own(own, "variable" if "weighting" in options else WORLD),
+        shows,
+    )
 
 
 def reason_of(name: str, options: dict[str, Any]) -> str:
