@@ -27,6 +27,7 @@ from hotcold.errors import InputError
 from hotcold.lab.on_model import Check, Subject, check_model, shuffled, stirred, with_variance
 from hotcold.lab.probe import Parts, local_engine, relative_gap
 from hotcold.models.critic import Critic
+from hotcold.models.reading import Head, Reading, choose_reading
 from hotcold.models.reference import FrozenReference, copy_as_reference
 from hotcold.sampling.base import Request, SamplingOptions
 from hotcold.sampling.transformers_engine import TransformersSampler
@@ -61,6 +62,7 @@ def sampled(sampler: TransformersSampler) -> list[Rollout]:
 
 
 def subject(algorithm: Algorithm, policy: Any = None, **more: Any) -> Subject:
+    reading = {} if policy is not None else {"policy": choose_reading(gpt2()), "critic": Reading(shares_prompts=True)}
     policy = policy or gpt2()
     sampler = sampler_of(policy)
     modules = {"policy": policy}
@@ -68,7 +70,9 @@ def subject(algorithm: Algorithm, policy: Any = None, **more: Any) -> Subject:
         modules["critic"] = Critic(llama(seed=1).model, 32)
     return Subject(
         algorithm=algorithm,
-        parts=Parts(modules, copy_as_reference(policy, "", "")),
+        parts=Parts(
+            modules, copy_as_reference(policy, "", ""), reading=reading and {**reading, "reference": reading["policy"]}
+        ),
         rollouts=sampled(sampler),
         sampler=sampler,
         options=OPTIONS,
@@ -94,8 +98,8 @@ def test_a_right_model_and_engine_pass_every_check(name: str) -> None:
     checks = check_model(subject(algorithm))
     assert bad(checks) == set(), "\n".join(c.text for c in checks)
     assert not any(c.skipped for c in checks)
-    # 2 log-probs, 2 samplings, ratio, KL; then 4 invariances and finite differences of each trained model
-    assert len(checks) == 6 + 5 * len({o.model for o in algorithm.objectives})
+    # 2 log-probs, 2 samplings, ratio, KL; then 5 invariances and finite differences of each trained model
+    assert len(checks) == 6 + 6 * len({o.model for o in algorithm.objectives})
 
 
 def test_nothing_is_changed() -> None:
@@ -188,6 +192,13 @@ FAULTY_MODELS: list[tuple[Callable[[Any], Any], set[str]]] = [
 def test_a_model_with_a_fault_is_found(fault: Callable[[Any], Any], found: set[str]) -> None:
     torch.manual_seed(0)
     assert found <= bad(check_model(subject(GRPO(GROUP), fault(gpt2()))))
+
+
+def test_a_way_of_reading_that_is_not_the_model_s_is_found() -> None:
+    """A head that is scaled where the model's is not: every log-probability is a little off."""
+    one = subject(GRPO(GROUP), gpt2())
+    wrong = replace(one, parts=replace(one.parts, reading={"policy": Reading(Head(scale=1.05))}))
+    assert bad(check_model(wrong)) == {"shared prompts", SAMPLER}
 
 
 def test_a_reference_that_is_not_the_starting_model_is_found_or_named() -> None:
@@ -376,7 +387,8 @@ def test_the_models_of_a_config_are_checked_and_nothing_is_written(
 
 def test_short_responses_without_any_score_get_made_up_ones(files: Path) -> None:
     checks = checks_of(files, "grpo", "group_size=2", "max_tokens=4", reward="silent.py")
-    assert bad(checks) == set() and sum(bool(c.skipped) for c in checks) == 1  # no reference
+    assert bad(checks) == set()
+    assert [c.skipped for c in checks if c.skipped] == ["this algorithm has no reference"]
 
 
 def test_an_algorithm_that_imitates_has_no_sampler_to_check(files: Path) -> None:

@@ -116,8 +116,8 @@ class Subject:
     def num_tokens(self) -> int:
         return sum(len(r.prompt_ids) + len(r.response_ids) for r in self.rollouts)
 
-    def engine(self, **changes: Any) -> Engine:
-        return self.make_engine(replace(self.parts, **changes))
+    def engine(self) -> Engine:
+        return self.make_engine(self.parts)
 
     def gradients(
         self,
@@ -125,10 +125,11 @@ class Subject:
         tokens_per_microbatch: int = AT_ONCE,
         columns: int = 0,
         pad_id: int = 0,
-        recompute: bool | None = None,
+        **changes: Any,
     ) -> Gradients:
-        changes = {} if recompute is None else {"recompute": recompute}
-        probe = Probe(self.engine(**changes), self.parts, columns, pad_id)
+        """`changes`: of the engine's parts."""
+        parts = replace(self.parts, **changes)
+        probe = Probe(self.make_engine(parts), parts, columns, pad_id)
         rows = self.rollouts if rollouts is None else rollouts
         return run(OneStep(self.algorithm), rows, probe, tokens_per_microbatch, self.mismatch, pad_id).gradients
 
@@ -186,10 +187,20 @@ def with_checkpointing(subject: Subject, base: Gradients) -> list[Check]:
     return _same(subject, name, "on against off", subject.gradients(recompute=not on), base)
 
 
+def with_whole_rows(subject: Subject, base: Gradients) -> list[Check]:
+    """Each prompt once for all of its responses, and the head apart from the trunk: both are proven at load on logits.
+    Here the whole gradient is compared."""
+    if not subject.parts.reading:
+        return [Check("shared prompts", "", None, skipped="this model is read in whole rows")]
+    found = subject.gradients(reading={})
+    return _same(subject, "shared prompts", "each prompt once against whole rows", found, base)
+
+
 INVARIANCES: Mapping[str, Callable[[Subject, Gradients], list[Check]]] = {
     "micro-batches": in_microbatches,
     "padding": with_padding,
     "row order": in_another_order,
+    "shared prompts": with_whole_rows,
     "gradient checkpointing": with_checkpointing,
 }
 

@@ -16,6 +16,7 @@ from hotcold.algorithms.base import Algorithm, Objective, Plan
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.engines.base import Engine, Pass, StepResult
 from hotcold.engines.local import LocalEngine, Trainee
+from hotcold.models.reading import PLAIN, Reading
 from hotcold.models.reference import Reference
 from hotcold.training.collect import kept
 from hotcold.training.mismatch import Mismatch
@@ -34,6 +35,11 @@ class Parts:
     temperature: float = 1.0
     compute: Callable[[], AbstractContextManager[Any]] = nullcontext
     recompute: bool = False  # activations in the backward pass
+    reading: Mapping[str, Reading] = field(default_factory=dict)  # by model: what may be shared and left out
+
+    @property
+    def shares_prompts(self) -> bool:
+        return self.reading.get("policy", PLAIN).shares_prompts and not self.recompute
 
     def parameters(self, model: str) -> list[nn.Parameter]:
         return [p for p in self.modules[model].parameters() if p.requires_grad]
@@ -47,7 +53,7 @@ def local_engine(parts: Parts) -> Engine:
     trainees = {
         name: Trainee(module, torch.optim.SGD(parts.parameters(name), lr=0.0)) for name, module in parts.modules.items()
     }
-    return LocalEngine(trainees, parts.temperature, parts.reference, parts.compute, parts.recompute)
+    return LocalEngine(trainees, parts.temperature, parts.reference, parts.compute, parts.recompute, parts.reading)
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,7 @@ def run(
     """One step of the loop on these rows: collate, keep, update."""
     batch = collate(rollouts, pad_id, dtype)
     batch = batch.select(kept(batch, algorithm))
-    settings = UpdateSettings(tokens_per_microbatch, {}, 0, mismatch)
+    settings = UpdateSettings(tokens_per_microbatch, {}, 0, mismatch, probe.parts.shares_prompts)
     update(batch, algorithm, algorithm.state(), probe, settings, 1, lambda _: 0.0)
     return probe
 
