@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,7 @@ def test_the_catalogue_has_every_algorithm_axis_and_pair_once() -> None:
 
 def test_the_full_product_is_larger_than_anybody_would_list_by_hand() -> None:
     first = next(full_product())
-    assert first.algorithm == "reinforce" and sum(1 for _ in full_product()) > 10_000
+    assert first.algorithm == "reinforce" and next(islice(full_product(), 10_000, None), None) is not None
 
 
 # ------------------------------------------------------------------ what is refused

@@ -332,8 +332,9 @@ def groups_of_one_are_finite(bench: Bench) -> Check:
     rows = bench.rollouts()
     first = next(i for i, row in enumerate(rows) if row.group == 0)
     alone = [row for i, row in enumerate(rows) if row.group != 0 or i == first]
-    gradient, _ = bench.update(bench.batch(alone))
-    finite = bool(gradient.isfinite().all())
+    gradient, credited = bench.update(bench.batch(alone))
+    numbers = [gradient, *(x[credited.trained] for x in (credited.advantages, credited.returns) if x is not None)]
+    finite = all(bool(x.isfinite().all()) for x in numbers)
     evidence = f"{'finite' if finite else 'not finite'}; {_with_one(bench)}"
     what = "Drop such a row in `keep` (keep_where_baseline_exists), or give it advantage 0."
     return _check(groups_of_one_are_finite, finite, evidence, what)
