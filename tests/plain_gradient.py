@@ -555,7 +555,7 @@ def _change(old: dict[str, Tensor], new: dict[str, Tensor], rate: float) -> dict
 
 
 def relative_distance(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
-    """L2 norm of the difference over that of what is expected, over all tensors together."""
+    """L2 norm of the difference over that of what is expected, over all tensors; one without gradient stays."""
     assert want and want.keys() <= got.keys(), sorted(want.keys() - got.keys())
-    difference = sum(float(((got[name] - want[name]) ** 2).sum()) for name in want)
-    return (difference / sum(float((want[name] ** 2).sum()) for name in want)) ** 0.5
+    difference = sum(float((change.to(REAL) - want.get(name, 0.0)).square().sum()) for name, change in got.items())
+    return (difference / sum(float(gradient.to(REAL).square().sum()) for gradient in want.values())) ** 0.5

@@ -90,7 +90,7 @@ def plain_gradient(folder: str, form: Form) -> tuple[float, dict[str, Tensor]]:
             total = total + torch.nn.functional.cross_entropy(logits[place - 1], torch.tensor(row[place]))
     loss = total / sum(len(places) for _, places in rows)
     loss.backward()
-    return float(loss), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return loss.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 CASES: dict[str, tuple[tuple[str, ...], Form]] = {

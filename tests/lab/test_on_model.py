@@ -274,7 +274,8 @@ FAULTY_ENGINES = [
 @pytest.mark.parametrize("wrong, algorithm, found", FAULTY_ENGINES)
 def test_an_engine_with_a_fault_is_found(wrong: Any, algorithm: str, found: set[str]) -> None:
     checks = check_model(subject(ALGORITHMS[algorithm], make_engine=lambda parts: Faulty(parts, wrong)))
-    assert bad(checks) == found, "\n".join(c.text for c in checks)
+    # rows of one prompt are laid together where prompts are shared, so that a fault of the cut shows there as well
+    assert found <= bad(checks), "\n".join(c.text for c in checks)
     if wrong is critic_by_rows:
         assert all("critic" in c.name for c in checks if not c.passed)
 

@@ -127,11 +127,13 @@ class Subject:
         pad_id: int = 0,
         **changes: Any,
     ) -> Gradients:
-        """`changes`: of the engine's parts."""
+        """`changes`: of the engine's parts. Rows are laid as before, so that nothing else differs."""
         parts = replace(self.parts, **changes)
         probe = Probe(self.make_engine(parts), parts, columns, pad_id)
         rows = self.rollouts if rollouts is None else rollouts
-        return run(OneStep(self.algorithm), rows, probe, tokens_per_microbatch, self.mismatch, pad_id).gradients
+        laid = self.parts.shares_prompts
+        run(OneStep(self.algorithm), rows, probe, tokens_per_microbatch, self.mismatch, pad_id, shares_prompts=laid)
+        return probe.gradients
 
 
 def check_model(subject: Subject, progress: Callable[[str], None] | None = None) -> list[Check]:
@@ -162,7 +164,7 @@ def check_model(subject: Subject, progress: Callable[[str], None] | None = None)
 
 def in_microbatches(subject: Subject, base: Gradients) -> list[Check]:
     cut = subject.gradients(tokens_per_microbatch=1)
-    return _same(subject, "micro-batches", "one row at a time against all rows at once", cut, base)
+    return _same(subject, "micro-batches", "one row at a time against as many as go together", cut, base)
 
 
 def with_padding(subject: Subject, base: Gradients) -> list[Check]:

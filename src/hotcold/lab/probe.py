@@ -174,11 +174,13 @@ def run(
     mismatch: Mismatch | None = None,
     pad_id: int = 0,
     dtype: torch.dtype = torch.float32,
+    shares_prompts: bool | None = None,
 ) -> Probe:
-    """One step of the loop on these rows: collate, keep, update."""
+    """One step of the loop on these rows: collate, keep, update. `shares_prompts`: how rows are laid, None as read."""
     batch = collate(rollouts, pad_id, dtype)
     batch = batch.select(kept(batch, algorithm))
-    settings = UpdateSettings(tokens_per_microbatch, {}, 0, mismatch, probe.parts.shares_prompts)
+    laid = probe.parts.shares_prompts if shares_prompts is None else shares_prompts
+    settings = UpdateSettings(tokens_per_microbatch, {}, 0, mismatch, laid)
     update(batch, algorithm, algorithm.state(), probe, settings, 1, lambda _: 0.0)
     return probe
 
