@@ -18,7 +18,6 @@ LAYERS: list[list[str]] = [
         "intake",
         "lineup",
         "assemble",
-        "verify_model",
         "attempt",
         "launch",
         "demo",

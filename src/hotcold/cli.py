@@ -89,14 +89,17 @@ def sample(
 def verify(
     context: typer.Context,
     everything: bool = typer.Option(False, "--all"),
+    chapter: bool = typer.Option(False, "--chapter"),
+    on_model: bool = typer.Option(False, "--on-model"),
     as_json: str | None = typer.Option(None, "--json"),
     html: str | None = typer.Option(None, "--html"),
     markdown: str | None = typer.Option(None, "--markdown"),
     debug: bool = typer.Option(False, "--debug"),
     show_help: bool = typer.Option(False, "--help"),
 ) -> None:
+    options = {"everything": everything, "chapter": chapter, "on_model": on_model}
     outputs = {"json": as_json, "html": html, "markdown": markdown}
-    _verb(lambda: _verify(context.args, everything, outputs), lambda: help_texts.VERIFY, show_help, debug)
+    _verb(lambda: _verify(context.args, {**options, **outputs}), lambda: help_texts.VERIFY, show_help, debug)
 
 
 @app.command(context_settings=_OURS)
@@ -157,11 +160,11 @@ def _sample(tokens: Sequence[str], as_json: bool) -> None:
         _print(f"response: {row['response']}{cut}")
 
 
-def _verify(tokens: Sequence[str], everything: bool, outputs: dict[str, str | None]) -> int:
-    from hotcold.verify.command import Outputs
+def _verify(tokens: Sequence[str], options: dict[str, Any]) -> int:
+    from hotcold.verify.command import Options
     from hotcold.verify.command import verify as run_verify
 
-    return run_verify(tokens, everything, Outputs(**outputs), _print)
+    return run_verify(tokens, Options(**options), _print, lambda text: print(f"hotcold: {text}", file=sys.stderr))
 
 
 def _demo(tokens: Sequence[str]) -> int:

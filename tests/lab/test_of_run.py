@@ -14,7 +14,7 @@ from hotcold.config.schema import train_config
 from hotcold.errors import InputError
 from hotcold.lab.of_run import RunReport, StepFigures
 from hotcold.lab.variance import BATCH, CRITIC, GROUP, LEAVE_ONE_OUT, NONE, OWN, BaselineVariance
-from hotcold.verify_model import verify_run
+from hotcold.verify.models import verify_run
 from tests.tiny_model import write_tiny
 
 

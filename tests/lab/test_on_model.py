@@ -31,7 +31,7 @@ from hotcold.models.reading import Head, Reading, choose_reading
 from hotcold.models.reference import FrozenReference, copy_as_reference
 from hotcold.sampling.base import Request, SamplingOptions
 from hotcold.sampling.transformers_engine import TransformersSampler
-from hotcold.verify_model import verify_on_model
+from hotcold.verify.models import verify_on_model
 from tests.sampling.tiny import gpt2, letters, llama
 from tests.tiny_model import write_tiny
 

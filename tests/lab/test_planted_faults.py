@@ -10,7 +10,7 @@ import torch
 import hotcold.algorithms.kl
 import hotcold.batch
 import hotcold.models.policy
-from hotcold.verify.command import Outputs, verify
+from hotcold.verify.command import Options, verify
 
 HERE = Path(__file__).parent
 Found = Callable[..., tuple[int, str]]
@@ -23,7 +23,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Found:
     def call(*words: str) -> tuple[int, str]:
         lines: list[str] = []
         threads = torch.get_num_threads()
-        code = verify(words, everything=False, outputs=Outputs(), echo=lines.append)
+        code = verify(words, Options(), lines.append)
         torch.set_num_threads(threads)
         return code, "\n".join(lines)
 

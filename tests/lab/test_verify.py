@@ -10,15 +10,20 @@ from typing import Any
 import pytest
 import torch
 
+from hotcold import launch
 from hotcold.config import help_texts
+from hotcold.config.schema import train_config
 from hotcold.errors import InputError
 from hotcold.lab.catalogue import catalogue
 from hotcold.lab.certificate import certify
+from hotcold.lab.chapter import Number
+from hotcold.lab.on_model import Check
 from hotcold.lab.refused import REFUSED, refusal, refusals
-from hotcold.verify import command
-from hotcold.verify.command import Outputs, verify
+from hotcold.verify import command, plain
+from hotcold.verify.command import Options, verify
 from hotcold.verify.report import Part, Report, cells
 from hotcold.verify.table import as_markdown, tables_of, with_tables
+from tests.tiny_model import write_tiny
 
 DOC = Path(__file__).parents[2] / "docs" / "verify.md"
 Run = Callable[..., tuple[int, str]]
@@ -26,11 +31,11 @@ Run = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    def call(*words: str, everything: bool = False, **outputs: Any) -> tuple[int, str]:
+    def call(*words: str, **options: Any) -> tuple[int, str]:
         lines: list[str] = []
         threads = torch.get_num_threads()
         try:
-            code = verify(words, everything, Outputs(**outputs), lines.append)
+            code = verify(words, Options(**options), lines.append)
         finally:
             torch.set_num_threads(threads)
         return code, "\n".join(lines)
@@ -188,6 +193,75 @@ def test_everything_is_reported_in_parts(run: Run, monkeypatch: pytest.MonkeyPat
     assert code == 0 and "2 rows, 1 refused" in text and "2 rows: 2 unbiased up to a factor." in text
 
 
+# ------------------------------------------------------------------ the chapter, a model, a run
+
+
+def test_the_chapter(run: Run, tmp_path: Path) -> None:
+    code, text = run(chapter=True, json=f"{tmp_path}/chapter.json")
+    assert code == 0 and text.endswith(" numbers of the chapter: 0 differ.")
+    rows = json.loads((tmp_path / "chapter.json").read_text())["numbers"]
+    assert len(rows) > 70 and all(row["passed"] for row in rows)
+
+
+def test_a_number_that_differs_exits_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "chapter_numbers", lambda: [Number(39, "one", "1/2", 0.5), Number(40, "two", "2", 2.1)])
+    code, text = run(chapter=True)
+    assert (
+        code == 1
+        and "1 differ" in text
+        and [line.split()[-1] for line in text.splitlines()[1:3]]
+        == [
+            "agrees",
+            "DIFFERS",
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recipe")
+    write_tiny(folder / "model")
+    rows = [{"prompt": f"{i}+{i + 1}=" + "0" * (i % 3)} for i in range(9)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "reward.py").write_text("def reward(completion):\n    return float(len(set(completion)) % 3)\n")
+    keys = {"algorithm": "grpo", "model": f"{folder}/model", "data": f"{folder}/prompts.jsonl", "group_size": 4}
+    keys |= {"reward": f"{folder}/reward.py", "max_tokens": 5, "steps": 2, "prompts_per_step": 4, "eval.every": 0}
+    (folder / "recipe.yaml").write_text("".join(f"{key}: {value}\n" for key, value in keys.items()))
+    return folder
+
+
+def test_a_recipe_on_its_model(run: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, text = run(f"{recipe}/recipe.yaml", "beta=0.1", on_model=True)
+    assert code == 0 and "BAD" not in text and "finite differences of the policy's loss" in text
+    assert re.search(r"\n(\d+) of \1 checks passed\.$", text)
+    wrong = [Check("padding", "columns", 0.5, 1e-5), Check("KL", "", None, skipped="no reference")]
+    monkeypatch.setattr(plain, "verify_on_model", lambda config, say: wrong)
+    code, text = run(f"{recipe}/recipe.yaml", on_model=True, json="-")
+    found = json.loads(text)
+    assert code == 1 and found["summary"] == "0 of 1 checks passed, 1 not asked." and not found["good"]
+
+
+def test_the_folder_of_a_run(run: Run, recipe: Path) -> None:
+    launch.train(train_config([f"{recipe}/recipe.yaml", f"run={recipe}/run"]), echo=None)
+    code, text = run(f"{recipe}/run", "steps=1", "dims=64", "seed=3")
+    assert code == 0 and "leave-one-out would " in text and "gradients of 4 prompts" in text
+    assert "projected to 64 numbers" in text
+    code, text = run(f"{recipe}/run", "prompts=2", json="-")
+    found = json.loads(text)
+    assert code == 0 and found["passed"] and [step["num_used"] for step in found["steps"]] == [2, 2]
+    message = refuse(run, f"{recipe}/run", "step=1")
+    assert 'step is no key of hotcold verify RUN_FOLDER. Did you mean "steps"?' in message
+    assert "prompts=1: a whole number is needed, 2 or more; 16 if left out" in refuse(run, f"{recipe}/run", "prompts=1")
+    assert "no run folder" in refuse(run, str(recipe))
+
+
+def test_questions_that_do_not_go_together_are_refused(run: Run, tmp_path: Path) -> None:
+    assert "--all and --chapter are two questions" in refuse(run, everything=True, chapter=True)
+    assert "--chapter stands alone: leave rloo out" in refuse(run, "rloo", chapter=True)
+    assert "--html is for tables" in refuse(run, chapter=True, html=f"{tmp_path}/page.html")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_two_processes_find_what_one_does() -> None:
     cases = catalogue()[0].cases[:2]
     alone = [certify(case).as_json() for case in cases]
@@ -245,7 +319,18 @@ def test_tables_are_put_at_the_end_once() -> None:
 
 
 def test_help_names_every_way_to_call_it() -> None:
-    for word in ("--all", "--json", "--html", "--markdown", "expect", "recipe.yaml", "my_file.py:MyAlgorithm"):
+    for word in (
+        "--all",
+        "--chapter",
+        "--on-model",
+        "runs/NAME",
+        "--json",
+        "--html",
+        "--markdown",
+        "expect",
+        "recipe.yaml",
+        "my_file.py:MyAlgorithm",
+    ):
         assert word in help_texts.VERIFY
     assert all(len(line) <= 130 for line in help_texts.VERIFY.splitlines())
 

@@ -74,7 +74,7 @@ Examples
 """
 
 VERIFY = """\
-hotcold verify [NAME|recipe.yaml|FILE.py:CLASS KEY=VALUE ...]
+hotcold verify [NAME|recipe.yaml|FILE.py:CLASS|RUN_FOLDER KEY=VALUE ...]
 
 What gradient does an algorithm expect? Every response of a tiny policy, and every group of them, is summed over with
 its probability, through the code that trains. So the answer is exact: unbiased, unbiased up to a factor, or elsewhere,
@@ -88,12 +88,23 @@ Examples
   hotcold verify rloo mismatch=truncate mismatch.level=sequence     another engine samples
   hotcold verify recipe.yaml                            the algorithm of a recipe
   hotcold verify my_file.py:MyAlgorithm group_size=4    with checks of masks, order and micro-batches
+  hotcold verify recipe.yaml --on-model                 the update of its own model, on a few of its prompts
+  hotcold verify runs/NAME                              what other baselines would have done to its gradient's variance
+  hotcold verify --chapter                              the numbers of the course chapter beside ours
 
 Keys are those of the algorithm (`hotcold train --help`), truncated and mismatch. Of your own class also
   expect                 what you state of it: multiple (of the target), unbiased, or elsewhere (only the checks
                          count); as a field of the class: expects = "elsewhere" [multiple]
+With --on-model they are those of `hotcold train`. Of a run's folder:
+  steps                  how many of its steps, where their parameters are still there [2]
+  prompts                of each step [16]
+  dims                   numbers to which a gradient is projected [1024]
+  seed                   of the projection and of the intervals [0]
 
 Options
+  --on-model             is the update the same for any micro-batch, padding, order, shared prompts, recomputing?
+                         sampled against recomputed log-probabilities, finite differences; the largest difference
+  --chapter              no model: the chapter's worked examples and answers
   --all                  every combination, as long as it takes
   --json FILE            the rows as JSON; - prints them instead of the table
   --html FILE            one page that needs nothing else

@@ -1,4 +1,4 @@
-"""`hotcold verify`: from words and keys to a report. Certificates are computed by two processes."""
+"""`hotcold verify`: from words and keys to what is printed. Certificates are computed by two processes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ from hotcold.lab.refused import refusals
 from hotcold.lab.stated import World
 from hotcold.training.mismatch import Mismatch
 from hotcold.verify.page import as_html
+from hotcold.verify.plain import Plain, of_chapter, of_model, of_run
 from hotcold.verify.report import Part, Report
 from hotcold.verify.table import as_markdown, as_text, with_tables
 
+Say = Callable[[str], None]
 WORKERS = 2
 ONE_WORLDS = ("fixed", "variable", "fixed, steps", "variable, steps", "variable, tool")
 SITUATION_KEYS = ("truncated", "mismatch.mode", "mismatch.level", "mismatch.cap", "mismatch.low", "mismatch.high")
@@ -42,31 +44,45 @@ NO_EFFECT = "has no effect here: responses are not sampled but listed"
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """Where the result goes beside the terminal."""
+class Options:
+    """What is asked for, and where the result goes beside the terminal."""
 
+    everything: bool = False
+    chapter: bool = False
+    on_model: bool = False
     json: str | None = None  # - is the terminal: nothing else is printed there
     html: str | None = None
     markdown: str | None = None
 
+    @property
+    def questions(self) -> list[str]:
+        asked = {"--all": self.everything, "--chapter": self.chapter, "--on-model": self.on_model}
+        return [flag for flag, is_set in asked.items() if is_set]
 
-def verify(tokens: Sequence[str], everything: bool, outputs: Outputs, echo: Callable[[str], None]) -> int:
-    """0: all is as stated; 1: a row differs or a check fails."""
+
+def verify(tokens: Sequence[str], options: Options, echo: Say, say: Say = lambda _: None) -> int:
+    """0: all is as stated; 1: a row differs or a check fails. `say` takes what is being done."""
+    check_options(options)
+    if options.on_model:
+        return put(lambda: of_model(tokens, say), options, echo)
     words, keys = read_arguments(tokens)
     if len(words) > 1:
         raise InputError(f"{words[1]!r} is not understood. After the first word, write KEY=VALUE, as in group_size=4.")
+    if options.questions and (words or keys):
+        raise InputError(f"{options.questions[0]} stands alone: leave {[*words, *keys][0]} out.")
+    if options.chapter:
+        return put(of_chapter, options, echo)
     if not words and keys:
         raise InputError(f"{next(iter(keys))}=... of which algorithm? Write its name first: hotcold verify rloo ...")
-    if everything and words:
-        raise InputError(f"--all is every combination of every algorithm: leave {words[0]} out.")
-    check_outputs(outputs)
+    if words and words[0] not in PRESETS and Path(words[0]).is_dir():
+        return put(lambda: of_run(words[0], keys, say), options, echo)
     start = time.perf_counter()
     torch.set_num_threads(1)
-    if everything:
-        return _product(outputs, echo)
+    if options.everything:
+        return _product(options, echo)
     report = _one(words[0], keys) if words else of_catalogue()
     report = replace(report, seconds=time.perf_counter() - start)
-    write(report, outputs, echo, is_long=bool(words))
+    write(report, options, echo, is_long=bool(words))
     return 0 if report.is_good else 1
 
 
@@ -104,7 +120,7 @@ def certificate_or_reason(case: Case) -> Certificate | str:
         return " ".join(str(error).split())
 
 
-def _product(outputs: Outputs, echo: Callable[[str], None]) -> int:
+def _product(options: Options, echo: Say) -> int:
     """Everything, in parts, as long as it takes: what differs is shown at once."""
     start, rest, good, found = time.perf_counter(), full_product(), [], 0
     refused = 0
@@ -121,7 +137,7 @@ def _product(outputs: Outputs, echo: Callable[[str], None]) -> int:
     notes = (f"{refused} combinations are refused.",)
     report = Report((Part("everything", "the product of all axes", tuple(good)),), notes=notes)
     report = replace(report, seconds=time.perf_counter() - start)
-    write(report, outputs, echo, is_long=False)
+    write(report, options, echo, is_long=False)
     return 0 if report.is_good else 1
 
 
@@ -145,7 +161,7 @@ def _one(word: str, keys: Keys) -> Report:
     else:
         raise InputError(
             f"{name!r} is no algorithm.{did_you_mean(name, list(PRESETS))}\n"
-            f"There are: {', '.join(PRESETS)}; a recipe.yaml; or FILE.py:CLASS for your own."
+            f"There are: {', '.join(PRESETS)}; a recipe.yaml; FILE.py:CLASS for your own; or the folder of a run."
         )
     return replace(report, notes=(*notes, *report.notes))
 
@@ -253,25 +269,40 @@ def _has_size(algorithm: Algorithm) -> bool:
 # ---- writing
 
 
-def check_outputs(outputs: Outputs) -> None:
-    """Before anything is computed: the folders must be there."""
-    for option, path in (("json", outputs.json), ("html", outputs.html), ("markdown", outputs.markdown)):
-        if path is None or (path == "-" and option == "json"):
+def check_options(options: Options) -> None:
+    """Before anything is computed: one question, and the folders of its answers are there."""
+    if len(options.questions) > 1:
+        raise InputError(f"{' and '.join(options.questions)} are two questions: ask one.")
+    for flag, path in (("json", options.json), ("html", options.html), ("markdown", options.markdown)):
+        if path is None or (path == "-" and flag == "json"):
             continue
         if not Path(path).resolve().parent.is_dir():
-            raise InputError(f"--{option} {path}: there is no folder {Path(path).resolve().parent}.")
+            raise InputError(f"--{flag} {path}: there is no folder {Path(path).resolve().parent}.")
         if Path(path).is_dir():
-            raise InputError(f"--{option} {path} is a folder: name a file.")
+            raise InputError(f"--{flag} {path} is a folder: name a file.")
 
 
-def write(report: Report, outputs: Outputs, echo: Callable[[str], None], is_long: bool) -> None:
-    as_json = json.dumps(report.as_json(), indent=2, ensure_ascii=False)
-    if outputs.json not in (None, "-"):
-        Path(str(outputs.json)).write_text(as_json + "\n", encoding="utf-8")
-    if outputs.html is not None:
-        Path(outputs.html).write_text(as_html(report), encoding="utf-8")
-    if outputs.markdown is not None:
-        file = Path(outputs.markdown)
+def write(report: Report, options: Options, echo: Say, is_long: bool) -> None:
+    if options.html is not None:
+        Path(options.html).write_text(as_html(report), encoding="utf-8")
+    if options.markdown is not None:
+        file = Path(options.markdown)
         before = file.read_text(encoding="utf-8") if file.exists() else ""
         file.write_text(with_tables(before, as_markdown(report)), encoding="utf-8")
-    echo(as_json if outputs.json == "-" else as_text(report, is_long))
+    _print(as_text(report, is_long), report.as_json(), options, echo)
+
+
+def put(find: Callable[[], Plain], options: Options, echo: Say) -> int:
+    for flag, path in (("html", options.html), ("markdown", options.markdown)):
+        if path is not None:
+            raise InputError(f"--{flag} is for tables of expected gradients; here is none. Leave it out; --json works.")
+    found = find()
+    _print(found.text, found.as_json, options, echo)
+    return 0 if found.is_good else 1
+
+
+def _print(text: str, rows: dict[str, Any], options: Options, echo: Say) -> None:
+    as_json = json.dumps(rows, indent=2, ensure_ascii=False)
+    if options.json not in (None, "-"):
+        Path(str(options.json)).write_text(as_json + "\n", encoding="utf-8")
+    echo(as_json if options.json == "-" else text)

@@ -43,7 +43,7 @@ from hotcold.training.update import UpdateSettings, objective_of
 
 Say = Callable[[str], None]
 MOST_TOKENS = 16  # of a sampled response
-MOST_ROWS = 24  # of recorded or given rows
+MOST_ROWS = 16  # of recorded or given rows
 FEW = 8  # prompts
 
 
