@@ -113,7 +113,7 @@ class Loop:
             number,
             lambda objective: self._rate(objective, number),
         )
-        seconds = {**collected.seconds, "update": time.perf_counter() - mark}
+        seconds = {**collected.seconds, "logp": done.seconds_reading, "update": time.perf_counter() - mark}
         progress = replace(
             progress,
             step=number,

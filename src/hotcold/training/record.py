@@ -124,6 +124,7 @@ class UpdateRecord:
     models: dict[str, ModelRecord] = field(default_factory=dict)
     num_empty_steps: int = 0  # of objectives that found no row
     waiting: set[str] = field(default_factory=set)  # models whose training has not started
+    seconds_reading: float = 0.0  # of the passes before the first step: log pi_old, reference, values
 
     def of(self, model: str) -> ModelRecord:
         return self.models.setdefault(model, ModelRecord())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -43,7 +44,9 @@ def update(
     if not len(batch):
         record.num_empty_steps += len(algorithm.objectives)
         return batch, state, record
+    mark = time.perf_counter()
     batch = fill_reads(batch, algorithm, engine, settings, step)
+    record.seconds_reading += time.perf_counter() - mark
     early = batch.logp_old is not None
     correction = None if settings.mismatch is None else settings.mismatch.weights(batch)
     with torch.no_grad():
@@ -56,7 +59,9 @@ def update(
         of_policy = objective.model == "policy"
         skipped = _none(batch) if early else skippable(batch, objective)
         if of_policy and batch.logp_old is None and objective.epochs * objective.minibatches > 1:
+            mark = time.perf_counter()
             batch = filled(batch, frozenset({"logp_old"}), objective, skipped, engine, settings, step)
+            record.seconds_reading += time.perf_counter() - mark
         weigh = correction if of_policy else None
         apply(batch, objective, skipped, weigh, engine, settings, step, rate(objective), record)
     return batch, state, record
