@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
 
 from hotcold.errors import InputError
-from hotcold.models.kv_cache import RoomyLayer
+from hotcold.models.kv_cache import SlotLayer
 from hotcold.sampling.base import Request, Response, SamplingOptions
-from hotcold.sampling.transformers_engine import TransformersSampler, left_padded
+from hotcold.sampling.transformers_engine import TransformersSampler
 
 from .tiny import VOCAB, bigram, byte_tokenizer, chain, gpt2, letters, llama
 
@@ -132,9 +132,13 @@ def test_the_shares_of_a_known_bigram_model_are_met_exactly_by_the_choice() -> N
 
 
 def test_masks_come_from_lengths_though_the_pad_id_is_in_the_prompt() -> None:  # A08 (c)
-    tokens, attention = left_padded([(7, 2, 8), (2, 9, 2, 9, 2)], pad_id=2)
-    assert tokens.tolist() == [[2, 2, 7, 2, 8], [2, 9, 2, 9, 2]]
-    assert attention.tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]
+    module = llama()
+    masks: list[Tensor] = []
+    module.register_forward_pre_hook(lambda _, __, kw: masks.append(kw["attention_mask"]), with_kwargs=True)
+    requests = [Request((7, 2, 8), 0), Request((2, 9, 2, 9, 2), 1)]
+    sampler(module, pad_id=2).sample(requests, SamplingOptions(max_tokens=2))
+    assert masks[0].tolist() == [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]]  # the longer prompt comes first
+    assert masks[1].tolist() == [[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]]
 
 
 def test_with_pad_equal_to_eos_the_sampled_eos_is_kept_and_nothing_after_it() -> None:  # A08 (a), (b), (d)
@@ -284,7 +288,63 @@ def test_each_distinct_prompt_is_prefilled_once_and_finished_rows_leave() -> Non
     assert [len(r.ids) for r in rows] == [2] * 6 + [4] * 4
 
 
-def test_the_roomy_cache_is_the_one_in_use() -> None:
+SYSTEM = tuple(1 + (5 * i) % 23 for i in range(20))  # what all of these prompts begin with
+LONG = [(*SYSTEM, *rest) for rest in ((), (2, 3), (4,), (2, 3, 9, 9, 1, 7))]
+
+
+@pytest.mark.parametrize("make", [llama, gpt2, sliding])
+@pytest.mark.parametrize("prompts", [PROMPTS, LONG])
+@pytest.mark.parametrize("budget", [(1, 10**6), (3, 10**6), (5, 90), (9, 10**6), (99, 200)])
+def test_rows_that_come_and_go_are_what_they_are_alone(make: Any, prompts: Any, budget: tuple[int, int]) -> None:
+    """Few slots and short responses: rows leave, others enter, move to other slots and to other columns."""
+    module, ends = make(), [EOS, 3, 4, 5]
+    requests = [Request(p, draw, sample) for draw, p in enumerate(prompts) for sample in range(6)]
+    options = SamplingOptions(max_tokens=12)
+    rows, tokens = budget
+    together = sampler(module, ends, max_rows=rows, max_cache_tokens=tokens).sample(requests, options)
+    for request, response in zip(requests, together, strict=True):
+        (alone,) = sampler(module, ends).sample([request], options)
+        assert (response.ids, response.finish_reason) == (alone.ids, alone.finish_reason)
+        plain = plain_logp(module, request, response)
+        torch.testing.assert_close(torch.tensor(response.logp), plain, atol=2e-5, rtol=0)
+    assert len({len(r.ids) for r in together}) > 4  # rows of many lengths
+
+
+def test_a_waiting_row_enters_as_soon_as_there_is_a_place() -> None:
+    module = chain((1, 2, EOS), (9,))  # 9 stays 9
+    shapes: list[tuple[int, ...]] = []
+    module.register_forward_pre_hook(lambda _, __, kw: shapes.append(tuple(kw["input_ids"].shape)), with_kwargs=True)
+    requests = [Request((9,), 0), *(Request((1,), 1, sample) for sample in range(3))]
+    rows = sampler(module, [EOS], max_rows=2).sample(requests, SamplingOptions(max_tokens=6))
+    assert [len(r.ids) for r in rows] == [6, 2, 2, 2]
+    # two of the group of three, which is more than fits, for two tokens; its third and 9; then 9 alone
+    assert shapes == [(1, 1), (2, 1), (2, 1), (2, 1), (1, 1), (1, 1), (1, 1), (1, 1)]
+    shapes.clear()
+    requests = [Request((9,), 0), *(Request((draw, 1), draw) for draw in range(1, 4))]
+    rows = sampler(module, [EOS], max_rows=2).sample(requests, SamplingOptions(max_tokens=6))
+    assert [len(r.ids) for r in rows] == [6, 2, 2, 2]
+    # 1 1 and 2 1, together for two tokens; 3 1 and 9; then 9 alone
+    assert shapes == [(2, 2), (2, 1), (2, 2), (2, 1), (1, 1), (1, 1), (1, 1), (1, 1)]
+
+
+def test_what_all_prompts_begin_with_is_read_once() -> None:
+    module = llama()
+    shapes: list[tuple[int, ...]] = []
+    module.register_forward_pre_hook(lambda _, __, kw: shapes.append(tuple(kw["input_ids"].shape)), with_kwargs=True)
+    requests = [Request(p, draw, sample) for draw, p in enumerate(LONG[1:]) for sample in range(2)]
+    sampler(module).sample(requests, SamplingOptions(max_tokens=3))
+    assert shapes == [(1, 20), (3, 6), (6, 1), (6, 1)]
+
+
+def test_a_window_that_counts_columns_reads_each_prompt_whole() -> None:
+    module = sliding()
+    shapes: list[tuple[int, ...]] = []
+    module.register_forward_pre_hook(lambda _, __, kw: shapes.append(tuple(kw["input_ids"].shape)), with_kwargs=True)
+    sampler(module).sample([Request(p, n) for n, p in enumerate(LONG)], SamplingOptions(max_tokens=2))
+    assert shapes == [(4, 26), (4, 1)]
+
+
+def test_the_cache_of_slots_is_the_one_in_use() -> None:
     layers: list[type] = []
     module = llama()
     module.register_forward_pre_hook(
@@ -292,7 +352,7 @@ def test_the_roomy_cache_is_the_one_in_use() -> None:
         with_kwargs=True,
     )
     sampler(module).sample([Request((1,), 0)], SamplingOptions(max_tokens=3))
-    assert layers == [RoomyLayer] * 4  # two layers, two steps after the prefill
+    assert layers == [SlotLayer] * 4  # two layers, two steps after the prefill
 
 
 def test_progress_goes_up_to_all_responses() -> None:

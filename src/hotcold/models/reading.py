@@ -23,7 +23,7 @@ from hotcold.models.kv_cache import select_rows
 
 NOTHING_BEFORE = "a trained token needs at least one token before it"
 SAME = 1e-4  # relative: how far two ways to the same logits may lie apart in float32
-APART = 1e-5  # the same for what must not reach a row: a product's last bits may depend on its size, a leak is larger
+APART = 1e-5  # the same for rows beside each other, whose products experts do together
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def choose_reading(module: Any) -> Reading:
 def shares_prompts(trunk: Any) -> bool:
     """The shared forward gives the plain hidden states, and what one response says reaches no other.
 
-    Not to the bit: experts take the tokens of all rows together, and the size of a product can move its last bits.
+    To the bit, but for experts: they take the tokens of all rows together, and the size of a product moves last bits.
     """
     if not has_row_cache(trunk):
         return False
@@ -81,8 +81,14 @@ def shares_prompts(trunk: Any) -> bool:
     except Exception:  # whatever a family's cache cannot do
         return False
     others = row != 0
-    apart = close(shared[others], changed[others], APART) and not close(shared, changed)
-    return close(shared, plain) and apart
+    a, b = shared[others], changed[others]
+    apart = torch.equal(a, b) or (has_experts(trunk) and close(a, b, APART))
+    return close(shared, plain) and apart and not close(shared, changed)
+
+
+def has_experts(module: Any) -> bool:
+    config = module.config.get_text_config()
+    return any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
 def has_trunk(module: Any) -> bool:
