@@ -5,8 +5,9 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 DEMO ?=
 LEARN ?=
+MUTANTS ?=
 
-.PHONY: demo test lint smollm2 learn clean
+.PHONY: demo test lint smollm2 learn mutants clean
 
 demo: $(VENV)/.base
 	$(BIN)/hotcold demo $(DEMO)
@@ -28,6 +29,11 @@ smollm2: $(VENV)/.base
 # make learn LEARN='--only rloo --seeds 0 --out FOLDER' runs a part of it.
 learn: $(VENV)/.dev
 	$(BIN)/python benchmarks/learn.py $(LEARN)
+
+# Half an hour: small faults in the equations, one at a time, each of which a test must see; fails below 98 %.
+# make mutants MUTANTS='--only equations/returns.py --out FOLDER' runs a part of it.
+mutants: $(VENV)/.dev
+	$(BIN)/python benchmarks/mutants.py $(MUTANTS)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "hotcold needs Python 3.11 or newer; try make PYTHON=python3.12 ...")'
