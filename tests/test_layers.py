@@ -23,6 +23,7 @@ LAYERS: list[list[str]] = [
         "demo",
         "api",
         "verify",
+        "bench",
         "cli",
     ],
 ]

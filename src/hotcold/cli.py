@@ -20,8 +20,8 @@ from hotcold.config import help_texts
 from hotcold.config.sources import read_arguments
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
 
-VERBS = ("train", "eval", "sample", "verify", "demo")
-LATER_VERBS = ("doctor", "report", "view", "compare", "export", "import", "bench")
+VERBS = ("train", "eval", "sample", "verify", "bench", "demo")
+LATER_VERBS = ("doctor", "report", "view", "compare", "export", "import")
 RESUMABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 MAX_LINES = 5  # of an error
 
@@ -103,6 +103,16 @@ def verify(
 
 
 @app.command(context_settings=_OURS)
+def bench(
+    context: typer.Context,
+    as_json: bool = typer.Option(False, "--json"),
+    debug: bool = typer.Option(False, "--debug"),
+    show_help: bool = typer.Option(False, "--help"),
+) -> None:
+    _verb(lambda: _bench(context.args, as_json), help_texts.bench_help, show_help, debug)
+
+
+@app.command(context_settings=_OURS)
 def demo(
     context: typer.Context,
     debug: bool = typer.Option(False, "--debug"),
@@ -122,8 +132,7 @@ def _train(tokens: Sequence[str], dry_run: bool) -> None:
     from hotcold.config.schema import train_config
 
     config = train_config(tokens)
-    for warning in config.warnings:
-        print(f"hotcold: warning: {warning}", file=sys.stderr)
+    _warn(config)
     from hotcold import launch
 
     if dry_run:
@@ -167,6 +176,18 @@ def _verify(tokens: Sequence[str], options: dict[str, Any]) -> int:
     return run_verify(tokens, Options(**options), _print, lambda text: print(f"hotcold: {text}", file=sys.stderr))
 
 
+def _bench(tokens: Sequence[str], as_json: bool) -> None:
+    from hotcold.config.schema import train_config
+
+    config = train_config(tokens)
+    _warn(config)
+    from hotcold.bench.command import bench as run_bench
+    from hotcold.bench.report import as_text
+
+    measured = run_bench(config, lambda text: print(text, file=sys.stderr, flush=True))
+    _print(json.dumps(measured.as_json(), indent=2, ensure_ascii=False) if as_json else as_text(measured))
+
+
 def _demo(tokens: Sequence[str]) -> int:
     words, keys = read_arguments(tokens)
     unknown = [*words, *(key for key in keys if key not in ("seed", "run"))]
@@ -193,6 +214,11 @@ def _print_version() -> None:
 
 
 # ---- printing
+
+
+def _warn(config: Any) -> None:
+    for warning in config.warnings:
+        print(f"hotcold: warning: {warning}", file=sys.stderr)
 
 
 def _print(text: str) -> None:

@@ -184,14 +184,15 @@ def expected_time(ready: Assembled) -> str:
     )
 
 
-def matrix_rate(device: str) -> float:
-    """Floating-point operations per second of a 1024 x 1024 float32 product, the best of three."""
-    a = torch.randn(1024, 1024, device=device)
-    best = 0.0
-    for _ in range(4):
+def matrix_rate(device: str, size: int = 1024, tries: int = 3, dtype: torch.dtype = torch.float32) -> float:
+    """Floating-point operations per second of a product of two square matrices, the best of `tries`."""
+    a = torch.randn(size, size, device=device, dtype=dtype)
+    out, best = torch.empty_like(a), 0.0
+    for _ in range(1 + tries):
         start = time.perf_counter()
-        (a @ a).sum().item()
-        best = max(best, 2 * 1024**3 / (time.perf_counter() - start))
+        torch.mm(a, a, out=out)
+        out[0, 0].item()  # waits for a GPU
+        best = max(best, 2 * size**3 / (time.perf_counter() - start))
     return best
 
 

@@ -25,6 +25,7 @@ Verbs
   eval      greedy and sampled accuracy of a model on prompts, with 95 % intervals
   sample    print a model's responses to a prompt or a file of prompts
   verify    what gradient an algorithm expects, exactly: ours, with your keys, or your own
+  bench     where a step's time goes on this machine, and how far from its limit each part is
   demo      the whole thing in a few minutes: a tiny model, made on the spot, learns arithmetic
 
 Options
@@ -114,6 +115,25 @@ Options
 Exit codes: 0 all is as stated; 1 a row differs from what is stated, or a check fails; 2 wrong input.
 """
 
+_BENCH = """\
+hotcold bench NAME|recipe.yaml|FILE.py:CLASS KEY=VALUE ...
+
+Runs a few steps of a training run with your model, data and reward, and forgets them: no run folder is written, no
+model saved. The time of sampling, scoring, log-probabilities, update and everything else; beside it the limit, which is
+the necessary arithmetic (each distinct prompt once in a pass, each response token once, three times in an update; the
+head on sampled and trained tokens only) over the rate of a matrix product, measured before and after the steps. Tokens
+per second, peak memory, and which part is farthest from its limit.
+
+Examples
+  hotcold bench grpo model=smollm2 data=prompts.jsonl reward=reward.py
+  hotcold bench recipe.yaml steps=5
+  hotcold bench ppo model=smollm2 data=prompts.jsonl reward=reward.py beta=0.05 --json
+
+Keys are those of `hotcold train`, with the same defaults, but
+  steps                  how many are measured, after one to warm up; that of a recipe does not count [3]
+
+"""
+
 DEMO = """\
 hotcold demo [seed=0] [run=NAME]
 
@@ -136,6 +156,10 @@ Exit codes: 0 done; 2 wrong input; 75 stopped by the disk, 130 and 143 by a sign
 def train_help() -> str:
     algorithms = _rows((name, preset.about) for name, preset in PRESETS.items())
     return _TRAIN + algorithms + "\n" + _keys(TRAIN_KEYS) + _options(_DRY_RUN, _DEBUG) + EXIT_CODES
+
+
+def bench_help() -> str:
+    return _BENCH + _options(_JSON, _DEBUG)
 
 
 def eval_help() -> str:

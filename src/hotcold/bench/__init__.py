@@ -1,0 +1,1 @@
+"""`hotcold bench`: where a step's time goes, beside the least that its arithmetic can take on this machine."""
