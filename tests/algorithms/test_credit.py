@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hotcold.algorithms.base import Algorithm
+from hotcold.algorithms.base import Algorithm, Forward
 from hotcold.algorithms.baselines import (
     batch_mean_baseline,
     episodes_in_group,
@@ -18,10 +18,14 @@ from hotcold.algorithms.baselines import (
     no_baseline,
 )
 from hotcold.algorithms.expert_iteration import BestOfGroup, ExpertIteration, Threshold, TopFraction
-from hotcold.algorithms.grpo import GRPO
+from hotcold.algorithms.grpo import GRPO, varies_in_group
+from hotcold.algorithms.kl import ExactKL, KLInLoss, KLInReward, complete_names, with_kl
+from hotcold.algorithms.losses import TruncatedISLoss
+from hotcold.algorithms.ppo import PPO
 from hotcold.algorithms.reinforce import REINFORCE
 from hotcold.algorithms.rloo import RLOO
 from hotcold.batch import Batch, Rollout, collate
+from hotcold.equations import kl_k3
 from hotcold.errors import InputError
 from hotcold.training.collect import kept
 from tests.toy_policies import EXACT, assert_close
@@ -161,6 +165,18 @@ def test_the_lone_survivor_of_a_group_has_nobody_to_be_compared_with() -> None:
     assert advantages(GROUP_MEAN, batch)[4] == 0.0 and advantages(GRPO(), batch)[4] == 0.0
 
 
+def test_without_a_group_baseline_no_row_is_turned_away() -> None:
+    """A lost score is not the algorithm's to judge: the loop drops the row."""
+    assert REINFORCE().keep(batch_of([1.0, None], [0, 1])).tolist() == [True, True]
+
+
+def test_only_rows_that_take_part_say_whether_scores_differ() -> None:
+    """Groups: 1 and 1, and a 0 that was dropped; 1 and 0; 1 and a row without a score that is kept nevertheless."""
+    batch = batch_of([1.0, 1.0, 0.0, 1.0, 0.0, 1.0, None], [0, 0, 0, 1, 1, 2, 2])
+    batch = batch.replace(keep=torch.tensor([True, True, False, True, True, True, True]))
+    assert varies_in_group(batch).tolist() == [False, False, False, True, True, False, False]
+
+
 def test_a_step_without_any_score_keeps_nothing() -> None:
     batch = batch_of([None, None, None])
     for algorithm in (RLOO(), GRPO(), REINFORCE(), ExpertIteration(), ExpertIteration(keep_rule=BestOfGroup())):
@@ -257,6 +273,12 @@ def test_the_top_fraction_is_rounded_up_and_keeps_ties() -> None:
     assert keeps(TopFraction(0.5), [-3.0, None, -1.0, None]) == [0, 0, 1, 0]  # of two scored ones, one
 
 
+def test_a_keep_rule_itself_compares_scored_responses_only() -> None:
+    """Lost scores would be 0, the best of these: not kept as the best, not counted in the fraction of -1 and -2."""
+    assert BestOfGroup()(batch_of([0.0, -1.0, None])).tolist() == [True, False, False]
+    assert TopFraction(0.25)(batch_of([-1.0, -2.0, None]))[:2].tolist() == [True, False]
+
+
 def test_keep_rules_out_of_range_are_refused() -> None:
     for fraction in (0.0, 1.5, -0.1, math.nan):
         with pytest.raises(InputError, match="fraction="):
@@ -282,3 +304,81 @@ def test_credit_changes_nothing_but_advantages_and_returns() -> None:
         credited, state = algorithm.credit(batch, {"a": 1.0})
         assert state == {"a": 1.0}
         assert torch.equal(credited.token_rewards, batch.token_rewards) and credited.tokens is batch.tokens
+
+
+# ------------------------------------------------------------------ rows without a score, in a batch that has them
+
+
+def with_a_lost_score() -> Batch:
+    """One episode: a first row without a score, a second one with 1. Tokens 1 and 2 of each are the response."""
+    rows = [Rollout((1,), (3, 4), 0, 7, reward=r) for r in (None, 1.0)]
+    number = torch.tensor([[8.0, 0.5, 0.25], [8.0, 2.0, 1.0]], dtype=torch.float64)
+    batch = collate(rows, dtype=torch.float64)
+    return batch.replace(logp_old=number, logp_ref=torch.zeros_like(number), kl_old=number, values_old=number)
+
+
+def test_a_kl_is_measured_on_trained_tokens_and_is_a_constant() -> None:
+    batch = with_a_lost_score()
+    batch = batch.replace(logp_old=batch.logp_old.requires_grad_(), kl_old=batch.kl_old.requires_grad_())
+    for term in (KLInReward(0.5), KLInLoss(0.5), ExactKL(0.5)):
+        kl = term.measured(batch)
+        assert kl.tolist() == [[0, 0, 0], [0, 2, 1]] and not kl.requires_grad
+
+
+def test_what_is_not_known_is_not_measured() -> None:
+    batch = with_a_lost_score()
+    assert KLInLoss(0.5).measured(batch.replace(logp_old=None)) is None
+    assert KLInLoss(0.5).measured(batch.replace(logp_ref=None)) is None
+    assert ExactKL(0.5).measured(batch.replace(kl_old=None)) is None
+
+
+def test_a_row_without_a_score_is_charged_nothing() -> None:
+    """Beta 0.5. In the reward: 1 - 0.5 x 1 at the end, -0.5 x 2 before. Exact: a token pays for the state after it."""
+    charged, _ = with_kl(KLInReward(0.5), with_a_lost_score(), {})
+    assert charged.token_rewards.tolist() == [[0, 0, 0], [0, -1.0, 0.5]]
+    charged, _ = with_kl(ExactKL(0.5), with_a_lost_score(), {})
+    assert charged.token_rewards.tolist() == [[0, 0, 0], [0, -0.5, 1.0]]
+
+
+def test_k3_times_the_ratio_sends_no_gradient_from_outside_the_response() -> None:
+    logp = torch.tensor([[0.0, -1.0, -1.0]] * 2, dtype=torch.float64).requires_grad_()
+    batch = with_a_lost_score()
+    batch = batch.replace(logp_old=torch.where(batch.trained, -1.0, math.nan).double())
+    loss = KLInLoss(0.5, kl_k3, times_ratio=True).loss(Forward(logp=logp), batch)
+    torch.where(batch.trained, loss, 0.0).sum().backward()
+    # d/dlogp r (exp(-d) - 1 + d) at r = 1, d = -1: (e - 2) + (1 - e) = -1
+    assert_close(logp.grad, [[0, 0, 0], [0, -1, -1]])
+
+
+def test_a_row_without_a_score_has_no_advantage_and_no_return_in_ppo() -> None:
+    """lam 1: A = 1 - V, return 1, at both tokens of the scored row; its values are 2 and 1."""
+    credited, _ = PPO(whiten=False).credit(with_a_lost_score(), {})
+    assert credited.returns.tolist() == [[0, 0, 0], [0, 1, 1]]
+    assert credited.advantages.tolist() == [[0, 1, 1], [0, -1, 0]]  # the first row leads to the second, which earns 1
+
+
+def test_truncated_ratios_are_counted_outside_the_band() -> None:
+    """Bounds 0.8 and 1.28. A ratio at a bound is not truncated."""
+    batch = batch_of([1.0])
+    zeros = torch.zeros(1, 3, dtype=torch.float64)
+    batch = batch.replace(advantages=zeros, logp_old=zeros)
+    for ratios, low, high, expected in (
+        ((0.79, 0.81), 0.2, 0.28, [1, 0]),
+        ((1.27, 1.29), 0.2, 0.28, [0, 1]),
+        ((1.0, 1.0), 0.0, 0.0, [0, 0]),
+    ):
+        logp = torch.tensor([[1.0, *ratios]], dtype=torch.float64).log()
+        counted = TruncatedISLoss(low, high)(Forward(logp=logp), batch).metrics["clip_fraction"]
+        assert counted[0, 1:].tolist() == expected
+
+
+def test_a_name_that_is_left_out_is_that_of_the_preset_or_of_the_place() -> None:
+    """GRPO's own estimator in its loss is k3, everybody else's k2."""
+    assert complete_names("loss", None, ("loss", "k3")) == ("loss", "k3")
+    assert complete_names("loss", None, ("reward", "k1")) == ("loss", "k2")
+    assert complete_names("reward", None, ("loss", "k3")) == ("reward", "k1")
+    assert complete_names("loss_times_ratio", None, ("reward", "k1")) == ("loss_times_ratio", "k3")
+    assert complete_names(None, "k1", ("loss", "k3")) == ("reward", "k1")
+    assert complete_names(None, "k3", ("reward", "k1")) == ("loss", "k3")
+    assert complete_names(None, "exact", ("reward", "k1")) == (None, "exact")
+    assert complete_names(None, None, ("loss", "k3")) == ("loss", "k3")

@@ -174,6 +174,24 @@ def test_without_an_advantage_an_overflowing_ratio_is_worth_nothing():
     assert slope(loss, log_ratio).tolist() == [[0.0, 0.0]]
 
 
+def test_without_an_advantage_an_infinite_ratio_is_worth_nothing():
+    """The policy before the update excluded the token: log-ratio inf."""
+    log_ratio, none = torch.tensor([[INF]], requires_grad=True), torch.zeros(1, 1)
+    for loss in (
+        importance_weighted(log_ratio, none),
+        *(clipped_surrogate(log_ratio, none, dual_clip=c) for c in (None, 3.0)),
+    ):
+        assert loss.tolist() == [[0.0]]
+        assert slope(loss, log_ratio).tolist() == [[0.0]]
+    assert clip_selected(log_ratio, none).tolist() == [[False]]
+
+
+def test_a_dual_clip_below_the_band_leaves_gains_alone():
+    """r = 5, A = 1, band up to 10: 5, whatever bounds the losses; A = -1: at least -1.1."""
+    log_ratio = f64([[5.0, 5.0]]).log()
+    assert_equal(clipped_surrogate(log_ratio, f64([[1.0, -1.0]]), clip_high=9.0, dual_clip=1.1), [[-5.0, 1.1]])
+
+
 def test_an_unbounded_objective_saturates_and_its_gradient_keeps_its_sign():
     log_ratio = torch.tensor([[100.0]], requires_grad=True)
     for loss in (clipped_surrogate(log_ratio, -torch.ones(1, 1)), importance_weighted(log_ratio, -torch.ones(1, 1))):

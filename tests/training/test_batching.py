@@ -12,7 +12,7 @@ from hotcold.algorithms.base import Forward, Objective, TokenLoss
 from hotcold.algorithms.losses import ClippedLoss, importance_weighted_loss, policy_gradient_loss
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.equations import policy_gradient, sum_per_response
-from hotcold.training.batching import Cut, layout, micro_batches, minibatch_rows, skippable
+from hotcold.training.batching import Cut, _probes, _together, layout, micro_batches, minibatch_rows, skippable
 
 PLAIN = Objective(policy_gradient_loss, sum_per_response)
 
@@ -88,6 +88,99 @@ def test_micro_batches_take_every_row_once(budget: int) -> None:
     out = micro_batches(batch_of_lengths(lengths), range(20), Cut(budget))
     assert sorted(row for micro in out for row in micro) == list(range(20))
     assert all(len(micro) == 1 or len(micro) * max(lengths[r] for r in micro) <= budget for micro in out)
+
+
+def test_the_longest_row_of_a_unit_and_then_its_first_row_decide_where_it_stands() -> None:
+    """Longest rows 9 and 5; alike in length, the unit of row 0 comes first. A micro-batch never cuts a unit."""
+    mixed = batch_of_lengths([5, 2, 9, 5], unit=[1, 0, 0, 1])
+    assert micro_batches(mixed, range(4), Cut(1)) == [[1, 2], [0, 3]]
+    alike = batch_of_lengths([4, 4, 4, 4], unit=[0, 1, 1, 0])
+    assert micro_batches(alike, range(4), Cut(1)) == [[0, 3], [1, 2]]
+
+
+def test_the_longest_row_of_a_unit_counts_in_the_budget() -> None:
+    """Two units of rows 9 and 2: 4 x 9 = 36."""
+    batch = batch_of_lengths([9, 2, 9, 2], unit=[0, 0, 1, 1])
+    assert micro_batches(batch, range(4), Cut(36)) == [[0, 1, 2, 3]]
+    assert micro_batches(batch, range(4), Cut(35)) == [[0, 1], [2, 3]]
+
+
+# ------------------------------------------------------------------ micro-batches whose rows share their prompts
+
+
+def with_prompts(rows: list[tuple[tuple[int, ...], int]], unit: list[int] | None = None) -> Batch:
+    """Prompt and response length of each row; no two responses begin alike."""
+    units = unit or list(range(len(rows)))
+    return collate(
+        [
+            Rollout(prompt, (99 - i, *(9,) * (length - 1)), 0, i, reward=1.0, unit=units[i])
+            for i, (prompt, length) in enumerate(rows)
+        ]
+    )
+
+
+def by_prompt(batch: Batch, budget: int) -> list[list[int]]:
+    return micro_batches(batch, range(len(batch)), Cut(budget, shares_prompts=True))
+
+
+def test_longer_prompts_stand_first_and_rows_of_one_prompt_together_by_length() -> None:
+    batch = with_prompts([((1, 2), 1), ((3,), 2), ((1, 2), 3), ((4, 5), 2), ((1, 3), 2), ((4, 5), 2)])
+    assert by_prompt(batch, 1) == [[2], [0], [4], [3], [5], [1]]
+
+
+def test_the_first_row_of_a_unit_names_its_prompt_and_its_longest_response_its_length() -> None:
+    lengths_of_prompts = with_prompts([((1, 2), 1), ((1,), 1), ((1, 2), 1), ((1,), 1)], unit=[0, 1, 1, 0])
+    prompts = with_prompts([((1,), 1), ((2,), 1), ((1,), 1), ((2,), 1)], unit=[0, 1, 1, 0])
+    responses = with_prompts([((1,), 3), ((1,), 1), ((1,), 5), ((1,), 3)], unit=[0, 1, 1, 0])
+    alike = with_prompts([((1,), 3), ((1,), 3), ((1,), 3), ((1,), 3)], unit=[0, 1, 1, 0])
+    assert [by_prompt(b, 1) for b in (lengths_of_prompts, prompts, alike)] == [[[0, 3], [1, 2]]] * 3
+    assert by_prompt(responses, 1) == [[1, 2], [0, 3]]
+
+
+P, Q = (1, 2, 3), (1, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (22, [[1, 2, 3, 0]]),  # 2 prompts x 3 + 4 rows x 4
+        (21, [[1, 2, 3], [0]]),  # 2 x 3 + 3 x 4 = 18
+        (18, [[1, 2, 3], [0]]),
+        (17, [[1, 2], [3, 0]]),
+        (11, [[1, 2], [3, 0]]),  # 1 x 3 + 2 x 4 each
+        (10, [[1], [2], [3], [0]]),
+    ],
+)
+def test_a_prompt_counts_once_in_the_budget(budget: int, expected: list[list[int]]) -> None:
+    assert by_prompt(with_prompts([(Q, 3), (P, 4), (P, 2), (Q, 4)]), budget) == expected
+
+
+def test_the_longest_prompt_and_the_longest_response_count_in_the_budget() -> None:
+    prompts = with_prompts([((1, 1, 1, 1), 1), ((2,), 1)])  # 2 x 4 + 2 x 1
+    assert by_prompt(prompts, 10) == [[0, 1]] and by_prompt(prompts, 9) == [[0], [1]]
+    responses = with_prompts([((1,), 1), ((2,), 4)])  # 2 x 1 + 2 x 4
+    assert by_prompt(responses, 10) == [[0, 1]] and by_prompt(responses, 9) == [[0], [1]]
+    # A unit of two prompts, the longer one last; with the third row 2 prompts x 4 + 3 rows x 1.
+    of_unit = with_prompts([((2,), 1), ((1, 1, 1, 1), 1), ((2,), 1)], unit=[0, 0, 1])
+    assert by_prompt(of_unit, 11) == [[0, 1, 2]] and by_prompt(of_unit, 10) == [[0, 1], [2]]
+
+
+def test_a_row_whose_padding_is_more_than_its_prompt_begins_a_micro_batch() -> None:
+    """Prompt 3: paddings 2 + 1 are as much, 2 + 2 are more."""
+    assert by_prompt(with_prompts([(P, 4), (P, 2), (Q, 4), (Q, 3)]), 1000) == [[0, 1, 2, 3]]
+    assert by_prompt(with_prompts([(P, 4), (P, 2), (Q, 4), (Q, 2)]), 1000) == [[0, 1, 2], [3]]
+
+
+def test_a_tenth_of_the_response_columns_may_be_padding() -> None:
+    """A tenth of 4 rows x 10."""
+    assert by_prompt(with_prompts([((1,), n) for n in (10, 10, 10, 6)]), 1000) == [[0, 1, 2, 3]]
+    assert by_prompt(with_prompts([((1,), n) for n in (10, 10, 10, 5)]), 1000) == [[0, 1, 2], [3]]
+
+
+def test_the_padding_inside_the_first_unit_counts_too() -> None:
+    units = [0, 0, 1, 1]
+    assert by_prompt(with_prompts([(P, 4), (P, 2), (P, 4), (P, 3)], units), 1000) == [[0, 1, 2, 3]]
+    assert by_prompt(with_prompts([(P, 4), (P, 2), (P, 4), (P, 2)], units), 1000) == [[0, 1], [2, 3]]
 
 
 def test_skipped_rows_count_but_are_not_computed() -> None:
@@ -185,3 +278,63 @@ def test_a_loss_that_works_without_an_advantage_is_never_skipped(loss: object) -
         batch = batch_of_lengths([length] * 20)
         batch = batch.replace(advantages=torch.zeros(batch.tokens.shape))
         assert not skippable(batch, Objective(loss, sum_per_response)).any(), length  # type: ignore[arg-type]
+
+
+def _nothing(forward: Forward, batch: Batch) -> TokenLoss:
+    return TokenLoss(_logp(forward) * 0)
+
+
+def test_rows_with_an_advantage_are_not_asked() -> None:
+    assert skippable(with_advantages(ROWS), Objective(_nothing, sum_per_response)).tolist() == [
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
+def _of_other_tokens(forward: Forward, batch: Batch) -> TokenLoss:
+    """At each token the sum of what stands outside the response, which is 0; on the prompt 1."""
+    assert batch.logp_old is not None
+    outside = torch.where(batch.trained, 0.0, _logp(forward) + batch.logp_old).sum(1, keepdim=True)
+    return TokenLoss(torch.where(batch.trained, outside, 1.0))
+
+
+def test_only_the_trained_tokens_are_asked() -> None:
+    assert skippable(with_advantages([[0.0, 0.0]]), Objective(_of_other_tokens, sum_per_response)).tolist() == [True]
+
+
+def test_the_smallest_gradient_counts() -> None:
+    def loss(forward: Forward, batch: Batch) -> TokenLoss:
+        return TokenLoss((_logp(forward) - _logp(forward).detach()) * 1.4e-45)
+
+    assert skippable(with_advantages([[0.0, 0.0]]), Objective(loss, sum_per_response)).tolist() == [False]
+
+
+def test_a_small_batch_is_asked_everything_in_one_call() -> None:
+    """All 25 pairs of levels, and 3 pairs at random between -5 and 0, for each of 2 rows."""
+    calls = []
+
+    def loss(forward: Forward, batch: Batch) -> TokenLoss:
+        calls.append(len(batch))
+        return _nothing(forward, batch)
+
+    assert skippable(with_advantages([[0.0, 0.0]] * 2), Objective(loss, sum_per_response)).all()
+    assert calls == [2 * 28]
+
+
+def test_the_probes_are_every_pair_of_levels_and_random_log_probs() -> None:
+    probes = list(_probes(batch_of_lengths([3])))
+    levels = {(float(logp[0, 0]), float(old[0, 0])) for logp, old in probes[:25]}
+    assert len(levels) == 25 and len(probes) == 28
+    for side in (side for pair in probes[25:] for side in pair):
+        assert -5 <= side.min() < side.max() <= 0
+
+
+def test_a_large_batch_is_asked_in_parts() -> None:
+    """2^18 tokens at most in a call: 2 probes of 2^17 tokens, one of more than that, one of any size."""
+    probes = [(torch.tensor(float(i)), torch.tensor(0.0)) for i in range(4)]
+    sizes = [[len(part) for part in _together(probes, n)] for n in (2**16, 2**17, 2**17 + 1, 2**19)]
+    assert sizes == [[4], [2, 2], [1, 1, 1, 1], [1, 1, 1, 1]]
+    assert [len(part) for part in _together(probes[:3], 2**17)] == [2, 1]
+    assert [float(logp) for part in _together(probes, 2**17) for logp, _ in part] == [0, 1, 2, 3]

@@ -106,8 +106,7 @@ class GRPO:
         if self.scale_by_std:
             std = per_episode(batch, group_std)[:, None]
             # A group whose scores are all equal says nothing; its std is exactly 0 and its advantage is 0.
-            safe = torch.where(std > 0, std, torch.ones_like(std))
-            advantages = torch.where(std > 0, advantages / safe, torch.zeros_like(advantages))
+            advantages = torch.where(std > 0, advantages / std, torch.zeros_like(advantages))
         return batch.replace(advantages=advantages), state
 
 

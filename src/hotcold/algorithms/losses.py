@@ -56,7 +56,7 @@ class ClippedLoss:
         return self.of_ratio(log_ratio(logp, batch), advantages)
 
     def of_ratio(self, log_ratio: Tensor, advantages: Tensor) -> TokenLoss:
-        clipped = clip_selected(log_ratio.detach(), advantages, self.clip_low, self.clip_high)
+        clipped = clip_selected(log_ratio, advantages, self.clip_low, self.clip_high)
         loss = clipped_surrogate(log_ratio, advantages, self.clip_low, self.clip_high, self.dual_clip)
         return TokenLoss(loss, {"clip_fraction": clipped.to(loss.dtype)})
 

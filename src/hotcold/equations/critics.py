@@ -18,8 +18,8 @@ def value_loss(values: Tensor, returns: Tensor) -> Tensor:
     tensor([[2.]])
     """
     values, returns = per_token(values=values, returns=returns)
-    V, R = finite_gradient(values, returns.detach()), returns.detach()
-    return (V - R) ** 2 / 2
+    R = returns.detach()
+    return (finite_gradient(values, R) - R) ** 2 / 2
 
 
 def clipped_value_loss(values: Tensor, values_old: Tensor, returns: Tensor, clip: float) -> Tensor:

@@ -6,8 +6,6 @@ All entries are filled; a loop removes those that are not trained with torch.whe
 inf, an overflowing ratio) then reaches a gradient.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -43,9 +41,7 @@ def importance_weighted(log_ratio: Tensor, advantages: Tensor) -> Tensor:
     tensor([[-2.0000,  1.6487]])
     """
     log_ratio, A = _with_constant(log_ratio=log_ratio, advantages=advantages)
-    # Where A is 0 so is the objective, however large r is; inf * 0 would be NaN.
-    r = exp(torch.where(A == 0, log_ratio.clamp(max=0), log_ratio))
-    return -r * A
+    return -_ratio(log_ratio, A) * A
 
 
 def clipped_surrogate(
@@ -72,7 +68,7 @@ def clipped_surrogate(
     if dual_clip is not None:
         dual_clip = check_number("dual_clip", dual_clip, low=1, above=True, finite=False)
     log_ratio, A = _with_constant(log_ratio=log_ratio, advantages=advantages)
-    r = _bounded_ratio(log_ratio, A, 1 + clip_high, dual_clip)
+    r = _ratio(log_ratio, A)
     objective = torch.minimum(r * A, r.clamp(1 - clip_low, 1 + clip_high) * A)
     if dual_clip is not None:
         objective = torch.where((A < 0) & (objective < dual_clip * A), dual_clip * A, objective)
@@ -93,7 +89,7 @@ def clip_selected(log_ratio: Tensor, advantages: Tensor, clip_low: float = 0.2, 
     """
     clip_low, clip_high = _check_clips(clip_low, clip_high)
     log_ratio, A = _with_constant(log_ratio=log_ratio, advantages=advantages)
-    r = _bounded_ratio(log_ratio.detach(), A, 1 + clip_high, None)
+    r = _ratio(log_ratio.detach(), A)
     return r.clamp(1 - clip_low, 1 + clip_high) * A < r * A
 
 
@@ -147,12 +143,6 @@ def _check_clips(clip_low: float, clip_high: float) -> tuple[float, float]:
     return check_number("clip_low", clip_low, low=0, high=1), check_number("clip_high", clip_high, low=0, finite=False)
 
 
-def _bounded_ratio(log_ratio: Tensor, A: Tensor, ceiling: float, dual_clip: float | None) -> Tensor:
-    """r, stopped well above every bound that the objective has, where it has one.
-
-    Beyond the bound the objective is constant, so the value and the gradient are those of the true ratio, while
-    exp(100) is inf in float32, and inf * 0 NaN.
-    """
-    for_gain = log_ratio.clamp(max=math.log(ceiling) + 1)
-    for_loss = log_ratio if dual_clip is None else log_ratio.clamp(max=math.log(dual_clip) + 1)
-    return exp(torch.where(A >= 0, for_gain, for_loss))
+def _ratio(log_ratio: Tensor, A: Tensor) -> Tensor:
+    """r, at most 1 where A is 0: there the objective is 0 however large r is, while inf * 0 would be NaN."""
+    return exp(torch.where(A == 0, log_ratio.clamp(max=0), log_ratio))
