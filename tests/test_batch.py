@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hotcold.batch import Batch, Rollout, collate, episode_totals
+from hotcold.batch import Batch, Rollout, along_episodes, collate, episode_totals
+from hotcold.equations import reward_to_go
 
 EOS = PAD = 2
 
@@ -70,6 +71,8 @@ def test_rewards_on_the_way_stand_where_they_arrive_and_move_off_tool_tokens() -
 def test_a_reward_before_the_first_trained_token_is_not_lost() -> None:
     row = rollout((1,), (5, 6), response_mask=(False, True), steps=((0, 0.5),))
     assert collate([row]).token_rewards.tolist() == [[0, 0, 1.5]]
+    longer = rollout((1,), (5, 6, 7, 8), response_mask=(False, True, True, True), steps=((0, 0.5),))
+    assert collate([longer]).token_rewards.tolist() == [[0, 0, 0.5, 0, 1]]
 
 
 def test_a_row_without_a_score_is_not_kept_and_has_no_rewards() -> None:
@@ -133,6 +136,7 @@ def test_an_empty_batch_is_a_batch() -> None:
     batch = collate([])
     assert len(batch) == 0 and len(batch.select([])) == 0
     assert episode_totals(batch).tolist() == []
+    assert batch.logp_sampler is None  # nobody has reported any
 
 
 def test_an_episode_sums_the_rewards_of_its_rows_wherever_they_stand() -> None:
@@ -143,6 +147,26 @@ def test_an_episode_sums_the_rewards_of_its_rows_wherever_they_stand() -> None:
         rollout((1,), (5,), episode=7, reward=2.0),
     ]
     assert episode_totals(collate(rows)).tolist() == [3.5, -1.0, 3.5]
+
+
+def test_the_rows_of_an_episode_follow_each_other() -> None:
+    """Episode 7: rows 0, 2 and 3 with 1, 2 and 1 tokens, rewards 1, (0, 10) and 100; row 1 is another's, with 5.
+
+    To go from its tokens: 111, (110, 110), 100.
+    """
+    rows = [
+        rollout((1,), (5,), episode=7, reward=1.0),
+        rollout((1,), (5, 6), episode=3, reward=5.0),
+        rollout((1,), (5, 6), episode=7, reward=10.0),
+        rollout((1,), (5,), episode=7, reward=100.0),
+    ]
+    batch = collate(rows)
+    assert along_episodes(batch, reward_to_go, batch.token_rewards).tolist() == [
+        [0, 111, 0],
+        [0, 5, 5],
+        [0, 110, 110],
+        [0, 100, 0],
+    ]
 
 
 def test_an_empty_completion_counts_with_its_score() -> None:

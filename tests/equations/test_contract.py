@@ -1,11 +1,13 @@
 """The rules that hold for all equations: names and signatures, dtypes, shapes, and nothing from outside the mask."""
 
 import inspect
+import math
 
 import pytest
 import torch
 
 import hotcold.equations as eq
+from hotcold.equations.checks import exp, expm1
 
 NAN, INF = float("nan"), float("inf")
 
@@ -278,3 +280,18 @@ def test_an_empty_batch_passes_through():
     wide = torch.zeros(2, 0)
     assert eq.gae(wide, wide, wide.bool()).tolist() == [[], []]
     assert eq.terminal_rewards(torch.zeros(2), wide.bool()).tolist() == [[], []]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("f", [exp, expm1])
+def test_the_exponential_saturates_a_little_before_it_overflows(f, dtype):
+    """From log(largest) - 0.01 on it is the largest float, with that as its gradient; inf and NaN stay."""
+    largest = torch.finfo(dtype).max
+    edge = torch.tensor(math.log(largest) - 0.01, dtype=dtype)
+    x = torch.stack([edge - 1, edge, edge + 0.005, edge + 0.015, edge * 2]).requires_grad_()
+    value = f(x)
+    assert value[1:].tolist() == [largest] * 4 and value[0] < 0.4 * largest
+    (slope,) = torch.autograd.grad((value / largest).sum(), x)
+    assert slope[1:].tolist() == pytest.approx([1.0] * 4) and 0.3 < slope[0] < 0.4
+    special = f(torch.tensor([INF, -INF, NAN], dtype=dtype))
+    assert special[:2].tolist() == [INF, -1.0 if f is expm1 else 0.0] and special[2].isnan()

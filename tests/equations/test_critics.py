@@ -34,6 +34,13 @@ def test_targets_are_constants():
     assert not clipped_value_loss(V, target, target, 0.2).requires_grad
 
 
+def test_the_explained_variance_is_a_report_without_gradient():
+    constant, moving = f64([[1.0, 3.0]]), f64([[0.0, 2.0]]).requires_grad_()
+    mask = torch.tensor([[True, True]])
+    assert not explained_variance(moving, constant, mask).requires_grad
+    assert not explained_variance(constant, moving, mask).requires_grad
+
+
 @pytest.mark.parametrize("garbage", [NAN, float("inf"), 1e30])
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_garbage_that_is_masked_away_spoils_no_gradient(garbage, which):

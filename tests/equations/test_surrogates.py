@@ -272,3 +272,12 @@ def test_out_of_range_bounds_are_errors(options):
             clip_selected(x, x, **options)
         with pytest.raises(ValueError, match=name):
             truncated_is_policy_gradient(x, x, x, **{"clip_low": 0.2, "clip_high": 0.2, **options})
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_a_row_without_a_token_makes_no_nan_on_the_way():
+    """Its mean would be 0/0: removed in the end, but torch.autograd.detect_anomaly stops at it."""
+    log_ratio = f64([[0.1, 0.3], [0.2, 0.4]]).requires_grad_()
+    with torch.autograd.detect_anomaly(check_nan=True):
+        mean = sequence_log_ratio(log_ratio, torch.tensor([[True, True], [False, False]]))
+        assert slope(mean, log_ratio).tolist() == [[1.0, 1.0], [0.0, 0.0]]

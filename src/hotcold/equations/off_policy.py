@@ -49,6 +49,6 @@ def _weights(log_weight: Tensor, mask: Tensor, level: str) -> Tensor:
     if level != "token":
         total = log_weight.sum(1, keepdim=True)
         if level == "geometric":
-            total = total / mask.sum(1, keepdim=True).clamp(min=1)
+            total = total / mask.sum(1, keepdim=True)  # a row without a token: NaN, which the caller removes
         log_weight = total.expand_as(mask)
     return log_weight.exp().clamp(max=torch.finfo(log_weight.dtype).max)
