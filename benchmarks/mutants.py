@@ -538,7 +538,7 @@ def verdict(rows: list[dict], stale: list[tuple], whole: bool) -> tuple[list[str
     wrong = [f"{r['file']}:{r['line']} `{r['mutation']}` is called equivalent: {r['end']} {r['test']}" for r in refuted]
     wrong += [f"equivalent_mutants.toml: no such mutant: {' | '.join(key)}" for key in stale]
     if share < LEAST_SHARE:
-        wrong.append(f"Only {share:.1%} are killed; needed {LEAST_SHARE:.0%}.")
+        wrong.append(f"Only {share:.2%} are killed; needed {LEAST_SHARE:.0%}.")
     if whole and len(rows) < LEAST_NUMBER:
         wrong.append(f"Only {len(rows)} mutants; needed {LEAST_NUMBER}.")
     numbers = {"mutants": len(rows), "equivalent": equivalent, "killed": killed, "share": share}
