@@ -6,7 +6,7 @@ import resource
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -16,7 +16,7 @@ import torch
 
 from hotcold.assemble import Assembled, algorithm_name, assemble
 from hotcold.attempt import Attempt
-from hotcold.bench.report import Measured, Setting, parts_of, verdict, whole_step
+from hotcold.bench.report import MEMORY, Measured, Setting, parts_of, verdict, whole_step
 from hotcold.bench.watch import Seen, Watch, WatchedEngine, WatchedRecord, WatchedSampler
 from hotcold.bench.work import Size, size_of
 from hotcold.config.schema import Config, decided
@@ -60,7 +60,7 @@ def bench(config: Config, say: Callable[[str], None]) -> Measured:
         parts=parts,
         step=whole_step(steps, max(rates)),
         tokens_per_second=median(speeds) if speeds else None,
-        peak_memory=peak_memory(ready.config.device),
+        peak_memory=peak_memory(ready.config.device, steps),
         rates=rates,
         notes=(*notes, *_notes(steps, sizes)),
         verdict=verdict(parts, setting),
@@ -147,10 +147,14 @@ def rate_of(config: Config) -> float:
     return matrix_rate(config.device, size, TRIES, DTYPES[config.dtype])
 
 
-def peak_memory(device: str) -> int:
+def peak_memory(device: str, steps: list[Seen]) -> int:
     """Bytes: on a GPU of tensors there, else of the whole process since it began."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    if torch.device(device).type == "cuda":  # the loop counts each part of a step anew
+        parts = [seen.metrics.get(key) or 0.0 for seen in steps for key in MEMORY.values()]
+        return max(torch.cuda.max_memory_allocated(device), *(int(1e9 * part) for part in parts))
+    with suppress(OSError, StopIteration):  # Linux; what getrusage says there includes the process that started this
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
