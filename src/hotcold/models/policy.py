@@ -12,6 +12,7 @@ from hotcold.algorithms.base import Forward
 from hotcold.batch import Batch
 from hotcold.equations.logprobs import selected_logp, state_entropy, state_kl
 from hotcold.models.hf import supports_logits_to_keep
+from hotcold.models.linear_logp import Post, linear_logp
 from hotcold.models.reading import NOTHING_BEFORE, PLAIN, Reading, in_chunks, padded_rows, read_hidden
 from hotcold.models.reference import Reference
 
@@ -43,6 +44,10 @@ def measure(
         return _nothing(trained, needs)
     with_kl, with_entropy = "kl" in needs, "entropy" in needs
     inputs = [read_states(module, batch, row, at, reading), batch.tokens[row, at]]
+    if (head := plain_head(module, reading)) is not None and not with_kl and not with_entropy:
+        post = Post(reading.head.scale, reading.head.softcap, temperature) if reading.head is not None else Post()
+        logp, recorded = linear_logp(inputs[0], head.weight, head.bias, inputs[1], post)
+        return Measured(Forward(logp=scatter(logp, trained)), scatter(recorded, trained))
     if with_kl and reference is not None:
         with torch.no_grad(), reference.module() as frozen:
             inputs.append(read_states(frozen, batch, row, at, reading_of_reference))
@@ -66,6 +71,15 @@ def measure(
     kl = results.pop(0) if with_kl else None
     forward = Forward(logp=logp, entropy=entropy if with_entropy else None, kl=kl)
     return Measured(forward, None if entropy is None else entropy.detach())
+
+
+def plain_head(module: Any, reading: Reading) -> nn.Linear | None:
+    """The head if it is one product in float32 or wider and no more: no adapter on it, no arithmetic in bf16."""
+    if reading.head is None:
+        return None
+    head = module.get_output_embeddings()
+    wide = type(head) is nn.Linear and head.weight.dtype in (torch.float32, torch.float64)
+    return head if wide and not torch.is_autocast_enabled(head.weight.device.type) else None
 
 
 def read_states(module: Any, batch: Batch, row: Tensor, at: Tensor, reading: Reading) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hotcold.errors import InputError
+from hotcold.models.products import for_few_rows
 from hotcold.sampling.base import Request, Response, SamplingOptions
 from hotcold.sampling.choice import choose
 from hotcold.sampling.counter import uniforms
@@ -51,7 +52,7 @@ class TransformersSampler:
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Response]:
         self._check(requests, options)
-        with evaluating(self.module), torch.no_grad(), self.compute():
+        with evaluating(self.module), torch.no_grad(), self.compute(), for_few_rows(self.module):
             return self._responses(self._decode(requests, options, progress), options) if requests else []
 
     def _check(self, requests: Sequence[Request], options: SamplingOptions) -> None:
