@@ -68,6 +68,11 @@ def test_rewards_on_the_way_stand_where_they_arrive_and_move_off_tool_tokens() -
     assert collate([row]).token_rewards.tolist() == [[0, 0, 0.5, 0.25, 0, 11.125]]
 
 
+def test_the_score_of_a_response_is_all_that_it_earned() -> None:
+    assert rollout((1,), (5, 6), reward=1.0, steps=((0, 0.5), (1, -0.25))).score == 1.25
+    assert rollout((1,), (5, 6), reward=None, steps=((0, 0.5),)).score is None
+
+
 def test_a_reward_before_the_first_trained_token_is_not_lost() -> None:
     row = rollout((1,), (5, 6), response_mask=(False, True), steps=((0, 0.5),))
     assert collate([row]).token_rewards.tolist() == [[0, 0, 1.5]]
@@ -95,9 +100,10 @@ def test_log_probs_of_the_sampler_are_laid_on_their_tokens() -> None:
     rows = [
         rollout((1, 1), (5, 6), logp_sampler=(-0.5, -0.25), response_mask=(True, False)),
         rollout((1,), (5,), logp_sampler=(-1.0,)),
+        rollout((1,), (5, 6), logp_sampler=(-1.0, -2.0)),
     ]
     logp = collate(rows).logp_sampler
-    assert logp is not None and logp.tolist() == [[0, 0, -0.5, 0], [0, -1, 0, 0]]
+    assert logp is not None and logp.tolist() == [[0, 0, -0.5, 0], [0, -1, 0, 0], [0, -1, -2, 0]]
     assert collate([rows[0], rollout((1,), (5,))]).logp_sampler is None  # not known for every row
 
 
@@ -146,13 +152,16 @@ def test_an_episode_sums_the_rewards_of_its_rows_wherever_they_stand() -> None:
         rollout((1,), (5,), episode=3, reward=-1.0),
         rollout((1,), (5,), episode=7, reward=2.0),
     ]
-    assert episode_totals(collate(rows)).tolist() == [3.5, -1.0, 3.5]
+    batch = collate(rows)
+    assert episode_totals(batch).tolist() == [3.5, -1.0, 3.5]
+    outside = torch.where(batch.response_mask, batch.token_rewards, torch.nan)
+    assert episode_totals(batch.replace(token_rewards=outside)).tolist() == [3.5, -1.0, 3.5]
 
 
 def test_the_rows_of_an_episode_follow_each_other() -> None:
     """Episode 7: rows 0, 2 and 3 with 1, 2 and 1 tokens, rewards 1, (0, 10) and 100; row 1 is another's, with 5.
 
-    To go from its tokens: 111, (110, 110), 100.
+    To go from its tokens: 111, (110, 110), 100. They are laid out from column 0 on, episodes in the order of their ids.
     """
     rows = [
         rollout((1,), (5,), episode=7, reward=1.0),
@@ -167,6 +176,13 @@ def test_the_rows_of_an_episode_follow_each_other() -> None:
         [0, 110, 110],
         [0, 100, 0],
     ]
+
+    def seen(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        assert values.tolist() == [[0, 5, 0, 0], [1, 0, 10, 100]]
+        assert mask.int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+        return values
+
+    assert along_episodes(batch, seen, batch.token_rewards).tolist() == batch.token_rewards.tolist()
 
 
 def test_an_empty_completion_counts_with_its_score() -> None:

@@ -19,8 +19,8 @@ from hotcold.algorithms.baselines import (
 )
 from hotcold.algorithms.expert_iteration import BestOfGroup, ExpertIteration, Threshold, TopFraction
 from hotcold.algorithms.grpo import GRPO, varies_in_group
-from hotcold.algorithms.kl import ExactKL, KLInLoss, KLInReward, complete_names, with_kl
-from hotcold.algorithms.losses import TruncatedISLoss
+from hotcold.algorithms.kl import ExactKL, KLInLoss, KLInReward, complete_names, kl_from_names, with_kl
+from hotcold.algorithms.losses import TruncatedISLoss, log_ratio
 from hotcold.algorithms.ppo import PPO
 from hotcold.algorithms.reinforce import REINFORCE
 from hotcold.algorithms.rloo import RLOO
@@ -171,8 +171,8 @@ def test_without_a_group_baseline_no_row_is_turned_away() -> None:
 
 
 def test_only_rows_that_take_part_say_whether_scores_differ() -> None:
-    """Groups: 1 and 1, and a 0 that was dropped; 1 and 0; 1 and a row without a score that is kept nevertheless."""
-    batch = batch_of([1.0, 1.0, 0.0, 1.0, 0.0, 1.0, None], [0, 0, 0, 1, 1, 2, 2])
+    """Groups: 1 and 1, and a 0 that was dropped; 1 and 0; 2 and a row without a score that is kept nevertheless."""
+    batch = batch_of([1.0, 1.0, 0.0, 1.0, 0.0, 2.0, None], [0, 0, 0, 1, 1, 2, 2])
     batch = batch.replace(keep=torch.tensor([True, True, False, True, True, True, True]))
     assert varies_in_group(batch).tolist() == [False, False, False, True, True, False, False]
 
@@ -357,6 +357,17 @@ def test_a_row_without_a_score_has_no_advantage_and_no_return_in_ppo() -> None:
     assert credited.advantages.tolist() == [[0, 1, 1], [0, -1, 0]]  # the first row leads to the second, which earns 1
 
 
+def test_the_weight_of_a_score_at_the_first_token_is_over_rows_that_are_trained() -> None:
+    """lam 0.5 and two tokens: a half; the row without a score has none."""
+    credited, _ = PPO(lam=0.5).credit(with_a_lost_score(), {})
+    assert credited.metrics["gae/score_weight"] == 0.5
+
+
+def test_the_log_ratio_is_zero_outside_the_trained_tokens() -> None:
+    batch = with_a_lost_score()
+    assert log_ratio(torch.full((2, 3), 3.0), batch).tolist() == [[0, 0, 0], [0, 1, 2]]
+
+
 def test_truncated_ratios_are_counted_outside_the_band() -> None:
     """Bounds 0.8 and 1.28. A ratio at a bound is not truncated."""
     batch = batch_of([1.0])
@@ -382,3 +393,9 @@ def test_a_name_that_is_left_out_is_that_of_the_preset_or_of_the_place() -> None
     assert complete_names(None, "k3", ("reward", "k1")) == ("loss", "k3")
     assert complete_names(None, "exact", ("reward", "k1")) == (None, "exact")
     assert complete_names(None, None, ("loss", "k3")) == ("loss", "k3")
+
+
+def test_an_estimate_from_samples_is_refused_where_rows_are_chosen() -> None:
+    for placement, estimator in ((None, "k2"), ("loss", "k3"), ("reward", None)):
+        with pytest.raises(InputError, match="does not fit an algorithm that imitates"):
+            kl_from_names(0.1, placement, estimator, None, (None, "exact"))

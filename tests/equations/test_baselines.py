@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -140,3 +142,11 @@ def test_wrong_shapes_and_ids_are_errors():
         leave_one_out(torch.ones(2), torch.zeros(2))
     with pytest.raises(ValueError, match="correction"):
         group_std(torch.ones(2), torch.tensor([0, 0]), correction=2)
+
+
+def test_a_group_without_variance_has_no_gradient_of_its_std_and_no_nan() -> None:
+    """Of two, s = |a - b| / sqrt 2, in both rows: the gradient of the sum is 2 / sqrt 2. Equal ones or one alone: 0."""
+    rewards = torch.tensor([1.0, 0.0, 5.0, 5.0, 3.0], dtype=torch.float64, requires_grad=True)
+    group_std(rewards, torch.tensor([0, 0, 1, 1, 2])).sum().backward()
+    root = math.sqrt(2)
+    assert rewards.grad.tolist() == pytest.approx([root, -root, 0.0, 0.0, 0.0])

@@ -141,6 +141,6 @@ def _saturating(x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     largest = torch.finfo(x.dtype).max
     fits = x < math.log(largest) - 0.01  # False for NaN
     over = x.isfinite() & ~fits
-    one = 1 + torch.where(over, x - x.detach(), 0.0)  # carries the gradient of exp(log(largest))
+    one = 1 + (x - x.detach())  # carries the gradient of exp(log(largest))
     inside = torch.where(fits, f(torch.where(fits, x, 0.0)), f(x.detach()))
     return torch.where(over, largest * one, inside)
