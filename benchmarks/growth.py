@@ -166,7 +166,7 @@ def page(results: dict) -> list[str]:
         "",
         "Seconds of a step (median), its limit (necessary arithmetic over the matrix rate measured in the same "
         "process) and their ratio, of the whole step, of sampling and of the update. Padding: share of the tokens in "
-        f"the update that were not needed. Spread of a line: largest over smallest ratio as G grows; the goal is {FLAT}.",
+        f"the update that were not needed. Spread of a line: largest over smallest ratio as G grows; goal {FLAT}.",
         "",
         "| prompt | response | G | seconds | limit | ratio | sampling | update | padding | peak (GB) | spread |",
         "|---|---|---|---|---|---|---|---|---|---|---|",

@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hotcold.assemble import assemble
 from hotcold.bench.command import measured_steps, planned
@@ -162,15 +164,24 @@ def test_wrong_words_are_errors_with_what_to_do(bench: Bench, here: Path) -> Non
 # ---- the guard: counts, not times
 
 
-class Heads:
-    """Counts the positions that go through a module's output layer."""
+class HeadProducts(TorchDispatchMode):
+    """Counts the rows of matrix products with the output layer, 23 x 32, whoever computes them.
 
-    def __init__(self, module: Any) -> None:
+    A forward takes one for each position, its backward two: for the hidden states and for the weights. One more where
+    the logits are not kept but computed anew.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
         self.num = 0
-        module.get_output_embeddings().register_forward_pre_hook(self._count)
 
-    def _count(self, module: Any, args: tuple[Any, ...]) -> None:
-        self.num += args[0].numel() // args[0].shape[-1]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.addmm_.default):
+            a, b = [x for x in args if isinstance(x, torch.Tensor)][-2:]
+            sizes = [*a.shape, b.shape[1]]
+            if 23 in sizes and 32 in sizes:
+                self.num += a.shape[0] * a.shape[1] * b.shape[1] // (23 * 32)
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("tokens_per_microbatch", [2048, 24])
@@ -180,29 +191,31 @@ def test_a_prompt_is_computed_once_for_its_group_and_the_head_at_response_positi
     """3 prompts of 4 tokens, 4 responses of 5 to each; with 24 tokens a micro-batch has 4 + 4 x 5, one group.
 
     Sampling: 3 x 4 tokens of prompts; of each response the last token is not read again: 3 x 4 x 4. The same in the
-    update. The head: once for each prompt and 3 x 4 x 4 times in sampling; 3 x 4 x 5 in the update.
+    update. The head: once for each prompt and 3 x 4 x 4 times in sampling; 3 x 4 x 5 positions in the update.
     """
     words = ("grpo", *WORDS, f"tokens_per_microbatch={tokens_per_microbatch}", "steps=2")
     ready = assemble(planned(train_config(words)))
     ready.sampler.eos_ids = ()  # so that every response has 5 tokens
-    heads = Heads(ready.model.module)
-    steps, _, reads = measured_steps(ready, here / "temporary" / "run", lambda text: None)
+    with HeadProducts() as heads:
+        steps, _, reads = measured_steps(ready, here / "temporary" / "run", lambda text: None)
     assert len(steps) == 2 and reads == ()
     for seen in steps:
         assert seen.computed == {"sampling": 12 + 48, "log-probs": 0, "update": 12 + 48}
         assert seen.needed == seen.computed
         assert seen.metrics["rows/trained"] == 12
-    assert heads.num == 3 * ((3 + 48) + 60), "of the step to warm up and two measured ones"
+    steps_with_warm_up = 3
+    assert heads.num in [steps_with_warm_up * ((3 + 48) + times * 60) for times in (3, 4)]
 
 
 def test_log_pi_old_costs_one_more_forward_of_the_same_tokens(here: Path) -> None:
     ready = assemble(planned(train_config(("grpo", *WORDS, "epochs_per_batch=2", "steps=1"))))
     ready.sampler.eos_ids = ()
-    heads = Heads(ready.model.module)
-    (seen,), _, reads = measured_steps(ready, here / "temporary" / "run", lambda text: None)
+    with HeadProducts() as heads:
+        (seen,), _, reads = measured_steps(ready, here / "temporary" / "run", lambda text: None)
     assert reads == ("policy",)
     assert seen.computed == seen.needed == {"sampling": 60, "log-probs": 60, "update": 2 * 60}
-    assert heads.num == 2 * ((3 + 48) + 60 + 2 * 60)
+    steps_with_warm_up, passes = 2, 2
+    assert heads.num in [steps_with_warm_up * ((3 + 48) + 60 + passes * times * 60) for times in (3, 4)]
 
 
 # ---- the sentence
