@@ -6,7 +6,7 @@ from pathlib import Path
 SRC = Path(__file__).parents[1] / "src" / "hotcold"
 
 LAYERS: list[list[str]] = [
-    ["errors", "user_file", "equations"],
+    ["errors", "user_file", "memory", "equations"],
     ["batch"],
     ["algorithms", "models", "prompts", "chat"],
     ["rewards", "sampling", "engines"],
@@ -18,6 +18,7 @@ LAYERS: list[list[str]] = [
         "intake",
         "lineup",
         "assemble",
+        "sizing",
         "attempt",
         "launch",
         "demo",

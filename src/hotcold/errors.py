@@ -11,6 +11,10 @@ class RewardError(InputError):
     """A reward function failed or returned something that is not a score. The run stops and can be resumed."""
 
 
+class OutOfMemory(InputError):
+    """A computation does not fit in memory. An update goes on with smaller micro-batches, as long as there are any."""
+
+
 class NotAvailableError(InputError):
     """A key, preset or quantity that the design names and this version does not build."""
 
