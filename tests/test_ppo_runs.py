@@ -39,7 +39,7 @@ def algorithm_state(run: str, step: int) -> dict[str, float]:
 
 def timeless(run: str) -> list[dict[str, Any]]:
     """Metrics without what differs between two equal runs: times, and the evaluation at the last step of an attempt."""
-    free = ("time/", "eval/", "attempt", "tokens_per_second")
+    free = ("time/", "memory/", "eval/", "attempt", "tokens_per_second")
     return [{key: value for key, value in row.items() if not key.startswith(free)} for row in metrics(run)]
 
 

@@ -30,6 +30,8 @@ class StepResult:
 
 
 class Engine(Protocol):
+    """What does not fit in memory raises OutOfMemory; after it, `discard` clears what a backward had begun."""
+
     def read(self, batch: Batch, names: frozenset[str]) -> dict[str, Tensor]:
         """Each [b, T], without gradient, of the models as they are now: logp_old, logp_ref, kl_old, values_old."""
 

@@ -16,6 +16,7 @@ from hotcold.algorithms.base import Forward, Objective
 from hotcold.batch import Batch
 from hotcold.engines.base import Pass, StepResult
 from hotcold.errors import InputError
+from hotcold.memory import as_out_of_memory
 from hotcold.models.compute import recomputing
 from hotcold.models.critic import measure_values
 from hotcold.models.policy import Measured, measure
@@ -59,7 +60,8 @@ class Trainee:
         self.optimizer.load_state_dict(copy.deepcopy(self._optimizer_start))
 
     def _check_parameters(self, rate: float) -> None:
-        if not all(bool(parameter.isfinite().all()) for parameter in self.parameters):
+        # least and largest, which are NaN where there is one: isfinite() would take as much again as the parameter
+        if not all(bool(torch.stack(p.aminmax()).isfinite().all()) for p in self.parameters if p.numel()):
             raise InputError(
                 f"a step at learning rate {rate:g} left parameters that are not finite: lower learning_rate.\n"
                 "Checkpoints written before this step are good."
@@ -91,7 +93,7 @@ class LocalEngine:
 
     def read(self, batch: Batch, names: frozenset[str]) -> dict[str, Tensor]:
         home, batch = batch.tokens.device, self._on_device(batch)
-        with torch.no_grad(), self.compute():
+        with as_out_of_memory("a forward"), torch.no_grad(), self.compute():
             found = {**self._read_policy(batch, names), **self._read_reference(batch, names)}
             if "values_old" in names:
                 found["values_old"] = self._values(batch)
@@ -119,7 +121,7 @@ class LocalEngine:
     def backward(self, batch: Batch, weights: Tensor, objective: Objective) -> Pass:
         home, batch = batch.tokens.device, self._on_device(batch)
         trainee = self.models[objective.model]
-        with recomputing(trainee.module, self.recompute):
+        with as_out_of_memory("a forward and backward"), recomputing(trainee.module, self.recompute):
             with self.compute():
                 measured = self._measure(batch, objective)
             logp = measured.forward.logp
@@ -164,7 +166,8 @@ class LocalEngine:
         return replace(reading, shares_prompts=False) if self.recompute else reading
 
     def step(self, model: str, rate: float, max_norm: float | None) -> StepResult:
-        return self.models[model].step(rate, max_norm)
+        with as_out_of_memory("a step of the optimiser, with its state,"):
+            return self.models[model].step(rate, max_norm)
 
     def discard(self, model: str) -> None:
         self.models[model].clear()

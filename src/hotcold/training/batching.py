@@ -5,8 +5,10 @@ A cut takes rows, never tokens, and weights come from the whole minibatch, so mi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +16,10 @@ from torch import Tensor
 
 from hotcold.algorithms.base import Forward, Objective
 from hotcold.batch import Batch
+from hotcold.errors import OutOfMemory
+from hotcold.memory import LESS
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,50 @@ class Cut:
 
     tokens_per_microbatch: int
     shares_prompts: bool = False
+
+
+@dataclass
+class Room:
+    """How large micro-batches are from here on: the cut is halved where memory does not suffice."""
+
+    cut: Cut
+    num_halved: int = 0
+
+    def run(
+        self,
+        batch: Batch,
+        micro: list[list[int]],
+        work: Callable[[list[list[int]]], T],
+        undo: Callable[[], None] = lambda: None,
+    ) -> T:
+        """`work` on these micro-batches of `batch`; out of memory, `undo` and all of it again on smaller ones."""
+        if self.num_halved:  # they may have been laid before
+            micro = micro_batches(batch, _rows(micro), self.cut)
+        while True:
+            try:
+                return work(micro)
+            except OutOfMemory:
+                pass  # what the interrupted work held is let go with its traceback
+            undo()
+            gc.collect()
+            micro = self._smaller(batch, micro)
+
+    def _smaller(self, batch: Batch, micro: list[list[int]]) -> list[list[int]]:
+        """The same rows, cut by the first half, quarter, ... of the tokens that cuts them further."""
+        rows = _rows(micro)
+        if len(micro) == len(_by_unit(batch, rows)):
+            longest = int(batch.lengths[rows].max())
+            raise OutOfMemory(f"a single row of {longest} tokens, prompt and response, does not fit in memory.\n{LESS}")
+        smaller = micro
+        while len(smaller) <= len(micro):
+            self.cut = replace(self.cut, tokens_per_microbatch=max(1, self.cut.tokens_per_microbatch // 2))
+            self.num_halved += 1
+            smaller = micro_batches(batch, rows, self.cut)
+        return smaller
+
+
+def _rows(micro: list[list[int]]) -> list[int]:
+    return sorted(row for rows in micro for row in rows)
 
 
 def layout(batch: Batch, objective: Objective, skipped: Tensor, cut: Cut, seed: Sequence[int]) -> Iterator[Minibatch]:

@@ -14,7 +14,9 @@ from hotcold.algorithms.base import Algorithm, Objective
 from hotcold.batch import Batch, Rollout
 from hotcold.engines.base import Engine
 from hotcold.errors import InputError, RewardError
+from hotcold.memory import GB, PeakMemory
 from hotcold.optim import rate_at
+from hotcold.training.batching import Room
 from hotcold.training.collect import Collected, RolloutSource, kept, step_batch
 from hotcold.training.console import Console, duration
 from hotcold.training.evaluate import Evaluates, Evaluation, timed
@@ -50,6 +52,7 @@ class Progress:
     greedy: float | None = None  # held-out greedy score of this very state; None: not evaluated
     best: float | None = None  # best held-out greedy score so far
     best_step: int | None = None
+    tokens_per_microbatch: int | None = None  # once memory did not suffice for what was configured
 
 
 class Record(Protocol):
@@ -74,6 +77,7 @@ class Loop:
     refresh: Callable[[int], None]  # hands new parameters to the sampler
     save: Callable[[Progress], None]  # a checkpoint of this state
     reward_names: Sequence[str] = ()
+    memory: PeakMemory = field(default_factory=PeakMemory)
     seconds_evaluating: float = 0.0  # of the last evaluation
     seconds_saving: float = 0.0  # of the checkpoint after the last step, reported with the next one
 
@@ -109,10 +113,12 @@ class Loop:
             self.algorithm,
             progress.algorithm,
             self.engine,
-            self.settings.update,
+            self._update_settings(progress),
             number,
             lambda objective: self._rate(objective, number),
+            self.memory,
         )
+        progress = self._after_out_of_memory(progress, number, done.room)
         seconds = {**collected.seconds, "logp": done.seconds_reading, "update": time.perf_counter() - mark}
         progress = replace(
             progress,
@@ -125,6 +131,7 @@ class Loop:
         self.refresh(progress.version)
         metrics = self._metrics(number, collected, batch, seconds, time.perf_counter() - start)
         metrics.update(done.summary())
+        metrics |= self._memory_metrics("sample" in collected.seconds, done.room)
         evaluation = None
         if self._due(self.settings.eval_every, number) and self.evaluator is not None:
             evaluation, progress = self._evaluate(progress, metrics)
@@ -144,7 +151,7 @@ class Loop:
         self.seconds_saving = time.perf_counter() - mark
 
     def _collect(self, progress: Progress) -> Collected:
-        with self._saved_if_stopped(progress):
+        with self._saved_if_stopped(progress), self.memory.part("sample"):
             return self.source.collect(self.algorithm, progress.position, progress.version, self.console.stage)
 
     def _evaluate(self, progress: Progress, metrics: dict[str, Any] | None = None) -> tuple[Evaluation, Progress]:
@@ -188,6 +195,30 @@ class Loop:
             **{f"time/{name}": value for name, value in seconds.items()},
             "time/save": self.seconds_saving,
             "time/step": total,
+        }
+
+    def _update_settings(self, progress: Progress) -> UpdateSettings:
+        tokens = progress.tokens_per_microbatch
+        return self.settings.update if tokens is None else replace(self.settings.update, tokens_per_microbatch=tokens)
+
+    def _after_out_of_memory(self, progress: Progress, number: int, room: Room) -> Progress:
+        """The smaller micro-batches stay, in a resumed run too."""
+        if not room.num_halved:
+            return progress
+        tokens = room.cut.tokens_per_microbatch
+        self.console.warn(
+            f"step {number}: out of memory; the optimiser step was computed again with tokens_per_microbatch={tokens}, "
+            "which stays (same update, to rounding)"
+        )
+        return replace(progress, tokens_per_microbatch=tokens)
+
+    def _memory_metrics(self, samples: bool, room: Room) -> dict[str, Any]:
+        peak = self.memory.take()
+        parts = ("sample", "reads", "update") if samples else ("reads", "update")
+        return {
+            **{f"memory/{part}": peak[part] / GB if part in peak else None for part in parts},
+            "tokens_per_microbatch": room.cut.tokens_per_microbatch,
+            "out_of_memory": room.num_halved,
         }
 
     def _rate(self, objective: Objective, number: int) -> float:

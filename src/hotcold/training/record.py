@@ -10,6 +10,7 @@ from torch import Tensor
 from hotcold.batch import Batch
 from hotcold.engines.base import Pass, StepResult
 from hotcold.equations import approx_kl, explained_variance, kl_k1, kl_k3, masked_mean, masked_var
+from hotcold.training.batching import Cut, Room
 
 OF_THE_RATIO = ("clip_fraction",)  # metrics that mean nothing where the ratio is 1 by construction
 LEAST_VARIANCE = 1e-8  # of returns: below it they differ by the KL's noise alone, and nothing can be explained
@@ -124,6 +125,7 @@ class UpdateRecord:
     models: dict[str, ModelRecord] = field(default_factory=dict)
     num_empty_steps: int = 0  # of objectives that found no row
     waiting: set[str] = field(default_factory=set)  # models whose training has not started
+    room: Room = field(default_factory=lambda: Room(Cut(1)))  # how large micro-batches were at the end
     seconds_reading: float = 0.0  # of the passes before the first step: log pi_old, reference, values
 
     def of(self, model: str) -> ModelRecord:

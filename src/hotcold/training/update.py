@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 import torch
@@ -12,9 +14,10 @@ from torch import Tensor
 
 from hotcold.algorithms.base import Algorithm, Objective
 from hotcold.batch import Batch
-from hotcold.engines.base import Engine
+from hotcold.engines.base import Engine, Pass
 from hotcold.equations import approx_kl
-from hotcold.training.batching import Cut, Minibatch, layout, skippable
+from hotcold.memory import PeakMemory
+from hotcold.training.batching import Cut, Minibatch, Room, layout, skippable
 from hotcold.training.mismatch import Mismatch
 from hotcold.training.record import UpdateRecord
 
@@ -38,14 +41,21 @@ def update(
     settings: UpdateSettings,
     step: int,
     rate: Callable[[Objective], float],
+    memory: PeakMemory | None = None,
 ) -> tuple[Batch, dict[str, float], UpdateRecord]:
     """Credit, then every objective's epochs and minibatches. `batch` holds only the rows that take part."""
-    record = UpdateRecord()
+    room = Room(cut_of(settings))
+    record = UpdateRecord(room=room)
+
+    def part(name: str) -> AbstractContextManager[None]:
+        return nullcontext() if memory is None else memory.part(name)
+
     if not len(batch):
         record.num_empty_steps += len(algorithm.objectives)
         return batch, state, record
     mark = time.perf_counter()
-    batch = fill_reads(batch, algorithm, engine, settings, step)
+    with part("reads"):
+        batch = fill_reads(batch, algorithm, engine, settings, step, room)
     record.seconds_reading += time.perf_counter() - mark
     early = batch.logp_old is not None
     correction = None if settings.mismatch is None else settings.mismatch.weights(batch)
@@ -60,21 +70,32 @@ def update(
         skipped = _none(batch) if early else skippable(batch, objective)
         if of_policy and batch.logp_old is None and objective.epochs * objective.minibatches > 1:
             mark = time.perf_counter()
-            batch = filled(batch, frozenset({"logp_old"}), objective, skipped, engine, settings, step)
+            with part("reads"):
+                batch = filled(batch, frozenset({"logp_old"}), objective, skipped, engine, settings, step, room)
             record.seconds_reading += time.perf_counter() - mark
         weigh = correction if of_policy else None
-        apply(batch, objective, skipped, weigh, engine, settings, step, rate(objective), record)
+        with part("update"):
+            apply(batch, objective, skipped, weigh, engine, settings, step, rate(objective), record)
     return batch, state, record
 
 
-def fill_reads(batch: Batch, algorithm: Algorithm, engine: Engine, settings: UpdateSettings, step: int) -> Batch:
+def fill_reads(
+    batch: Batch,
+    algorithm: Algorithm,
+    engine: Engine,
+    settings: UpdateSettings,
+    step: int,
+    room: Room | None = None,
+) -> Batch:
     """What credit reads, of every row, in the micro-batches in which the model that answers is trained."""
+    room = Room(cut_of(settings)) if room is None else room
     names = set(algorithm.reads & READ_BY_ENGINE) | ({"logp_old"} if settings.mismatch is not None else set())
     if "values_old" in names:
         critic = objective_of(algorithm, "critic")
-        batch = filled(batch, frozenset({"values_old"}), critic, _none(batch), engine, settings, step)
+        batch = filled(batch, frozenset({"values_old"}), critic, _none(batch), engine, settings, step, room)
     if of_policy := frozenset(names - {"values_old"}):
-        batch = filled(batch, of_policy, objective_of(algorithm, "policy"), _none(batch), engine, settings, step)
+        policy = objective_of(algorithm, "policy")
+        batch = filled(batch, of_policy, policy, _none(batch), engine, settings, step, room)
     return batch
 
 
@@ -95,19 +116,18 @@ def apply(
     limit = settings.max_grad_norm.get(objective.model)
     part_record = record.of(objective.model)
     part_record.begin(len(batch), int(skipped.sum()), limit)
-    for minibatch in layout(batch, objective, skipped, cut_of(settings), _seed(settings, step)):
+    room = record.room
+    for minibatch in layout(batch, objective, skipped, room.cut, _seed(settings, step)):
         if not minibatch.micro_batches:
             part_record.num_empty_steps += 1
             continue
         weights = objective.weighting(batch.trained[minibatch.rows])
         if correction is not None:
             weights = weights * correction[minibatch.rows].to(weights.dtype)
-        place = {row: i for i, row in enumerate(minibatch.rows)}
+        backward = partial(_backward, batch, weights, minibatch.rows, objective, engine)
+        passes = room.run(batch, minibatch.micro_batches, backward, partial(engine.discard, objective.model))
         drift, num_tokens = 0.0, 0
-        for rows in minibatch.micro_batches:
-            part = batch.select(rows)
-            share = weights[[place[row] for row in rows], : part.tokens.shape[1]]
-            done = engine.backward(part, share, objective)
+        for part, done in passes:
             part_record.add_pass(part, done, batch.logp_old is not None, objective.restart)
             if done.logp is not None and done.logp_old is not None:
                 drift += float(approx_kl((done.logp - done.logp_old)[part.trained][None]).sum())
@@ -119,6 +139,19 @@ def apply(
         part_record.add_step(engine.step(objective.model, rate, limit))
 
 
+def _backward(
+    batch: Batch, weights: Tensor, rows: list[int], objective: Objective, engine: Engine, micro: list[list[int]]
+) -> list[tuple[Batch, Pass]]:
+    """The gradient of one optimiser step. `weights` [rows, T] of the rows that it averages over."""
+    place = {row: i for i, row in enumerate(rows)}
+    passes = []
+    for computed in micro:
+        part = batch.select(computed)
+        share = weights[[place[row] for row in computed], : part.tokens.shape[1]]
+        passes.append((part, engine.backward(part, share, objective)))
+    return passes
+
+
 def filled(
     batch: Batch,
     names: frozenset[str],
@@ -127,23 +160,25 @@ def filled(
     engine: Engine,
     settings: UpdateSettings,
     step: int,
+    room: Room,
 ) -> Batch:
     """`names` of the rows that will be trained, in the micro-batches of the objective's first epoch: the same
     arithmetic, so that the ratio before the first update is exactly 1."""
     columns = {name: torch.zeros(batch.tokens.shape, dtype=batch.token_rewards.dtype) for name in names}
-    for minibatch in _first_epoch(batch, objective, skipped, settings, step):
-        for rows in minibatch.micro_batches:
+
+    def read(micro: list[list[int]]) -> None:
+        for rows in micro:
             part = batch.select(rows)
             for name, value in engine.read(part, names).items():
                 columns[name][rows, : part.tokens.shape[1]] = value.to(columns[name].dtype)
+
+    for minibatch in _first_epoch(batch, objective, skipped, room.cut, _seed(settings, step)):
+        room.run(batch, minibatch.micro_batches, read)
     return batch.replace(**columns)
 
 
-def _first_epoch(
-    batch: Batch, objective: Objective, skipped: Tensor, settings: UpdateSettings, step: int
-) -> list[Minibatch]:
-    steps = layout(batch, objective, skipped, cut_of(settings), _seed(settings, step))
-    return list(islice(steps, objective.minibatches))
+def _first_epoch(batch: Batch, objective: Objective, skipped: Tensor, cut: Cut, seed: Sequence[int]) -> list[Minibatch]:
+    return list(islice(layout(batch, objective, skipped, cut, seed), objective.minibatches))
 
 
 def cut_of(settings: UpdateSettings) -> Cut:
