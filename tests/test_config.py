@@ -137,7 +137,7 @@ def test_epochs_alone_offers_both_meanings_and_the_steps_of_a_pass(tmp_path: Pat
         train_config(["grpo", "model=m", f"data={rows}", "reward=r.py", "epochs=3", "prompts_per_step=8"])
 
 
-@pytest.mark.parametrize("word", ["tracker=wandb", "max_staleness=1", "max_memory=8", "sampler=vllm"])
+@pytest.mark.parametrize("word", ["tracker=wandb", "max_staleness=1", "sampler=vllm"])
 def test_what_a_later_version_builds_is_not_available_yet(word: str) -> None:
     with pytest.raises(NotAvailableError, match="is not available yet"):
         train(word)

@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 import hotcold
+from hotcold import sizing
 from hotcold.config.keys import TRAIN_KEYS
 from hotcold.errors import InputError
 from tests.plain_gradient import Row, write_rows
@@ -39,6 +40,7 @@ BASE: dict[str, Any] = {
     "eval.samples": 0,
 }
 THREADS = 1
+NOT_REPEATED = ("time/", "tokens_per_second", "memory/")
 LEAST = 1e-3  # of what training moved: parameters that differ by less are the same up to rounding
 
 
@@ -150,6 +152,7 @@ NOT_SEEN = {  # at most ten; what they do instead is tested one by one below
     "min_p": "refused in training unless 0, for the same reason",
     "tokens_per_microbatch": "memory against time; that it changes no gradient is a promise",
     "gradient_checkpointing": "memory against time; that it changes no gradient is a promise",
+    "max_memory": "how much of both; its number shows in tokens_per_microbatch",
     "device": "a machine without another device can only refuse it",
 }
 BY_ITSELF = {"run", "resume"}  # where the files are, which is no content of theirs: tests of their own below
@@ -200,7 +203,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _without_seconds(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if not key.startswith(("time/", "tokens_per_second"))}
+    return {key: value for key, value in row.items() if not key.startswith(NOT_REPEATED)}
 
 
 class Place:
@@ -349,6 +352,15 @@ def counted(place: Place, keys: dict[str, Any]) -> tuple[Left, dict[str, int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LlamaDecoderLayer, "forward", counting)
         return place.run_anew(keys), costs
+
+
+def test_less_memory_cuts_smaller_and_too_little_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = base_of(Entry(None, "", "grpo"))
+    (free,) = {row["tokens_per_microbatch"] for row in place.run_anew(base).metrics}
+    monkeypatch.setattr(sizing, "held_bytes", lambda device: 0)
+    (tokens,) = {row["tokens_per_microbatch"] for row in place.run_anew({**base, "max_memory": "0.25MB"}).metrics}
+    assert tokens < free
+    assert "max_memory" in place.run_anew({**base, "max_memory": "0.12MB"}).refusal
 
 
 # ---- the keys of the place

@@ -50,6 +50,7 @@ from hotcold.training.truncation import Truncation
 TRAIN_STREAM, EVAL_STREAM, SAMPLE_STREAM = 0, 1, 2
 SMALL = 500_000_000  # parameters; below it the higher rate is right
 CRITIC_RATE = 10.0  # times the policy's
+UNMEASURED = "usual; a run that trains measures how many fit"  # of tokens_per_microbatch, until `sizing` has decided
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def decide_algorithm(config: Config, device: str) -> tuple[Algorithm, Config]:
     if config.truncated == "penalty" and config.overlong.buffer is None:
         choices["overlong.buffer"] = (max(1, max_tokens // 5), "default: a fifth of max_tokens")
     if config.tokens_per_microbatch is None:
-        choices["tokens_per_microbatch"] = (2048, "fixed for a CPU") if on_cpu else (8192, "fixed for a GPU")
+        choices["tokens_per_microbatch"] = (2048 if on_cpu else 8192, UNMEASURED)
     return algorithm, decided(config, choices)
 
 

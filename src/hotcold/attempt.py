@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from hotcold.config.schema import Config
 from hotcold.config.show import flat_values, resolved
 from hotcold.engines.local import LocalEngine, Trainee
 from hotcold.errors import InputError
+from hotcold.memory import PeakMemory
 from hotcold.models.adapters import adapter_tensors, load_adapter_tensors, save_adapter
 from hotcold.models.critic import save_critic
 from hotcold.models.loading import export_model, load_model
@@ -57,6 +58,8 @@ class Attempt:
         self.console.say(f"run folder: {near(self.folder.path)}")
         for note in self.ready.notes:
             self.console.warn(note)
+        if progress.tokens_per_microbatch is not None:
+            self.console.say(f"tokens_per_microbatch={progress.tokens_per_microbatch}, since memory did not suffice")
         self.console.say(arithmetic(self.ready))
         if models := what_models(self.ready):
             self.console.say(models)
@@ -100,6 +103,7 @@ class Attempt:
             refresh=self.ready.sampler.refresh,
             save=self.save,
             reward_names=self.ready.reward_names,
+            memory=PeakMemory(config.device),
         )
 
     def _evaluator(self, tokens_per_microbatch: int) -> Evaluates | None:
@@ -121,6 +125,7 @@ class Attempt:
             "reference_sha256": None if reference is None else reference.sha256,
             "data_sha256": self.ready.data_fingerprint,
             "identity": identity(self.ready.config),
+            "tokens_per_microbatch": self.ready.config.tokens_per_microbatch,  # as configured
         }
         write_checkpoint(target, self._export_checkpoint, self._tensors(), state)
         best = set() if progress.best_step is None else {f"step_{progress.best_step:06d}"}
@@ -151,6 +156,8 @@ class Attempt:
         for name, optimizer in self.optimizers.items():
             load_optimizer_tensors(optimizer, self.named[name], read_tensors(checkpoint, OPTIMIZER_FILE[name]))
         progress = Progress(**state["progress"])
+        if state.get("tokens_per_microbatch") != self.ready.config.tokens_per_microbatch:
+            progress = replace(progress, tokens_per_microbatch=None)  # somebody has given another number since
         if progress.step > self.ready.config.steps:
             raise InputError(
                 f"{near(self.folder.path)} has done {progress.step} steps already, "
@@ -219,7 +226,8 @@ FREE = {  # keys that a continued run may change; models and data are compared b
         "device",
         "threads",
     ),
-    *("eval.data", "eval.every", "eval.samples", "eval.prompts", "tokens_per_microbatch", "gradient_checkpointing"),
+    *("eval.data", "eval.every", "eval.samples", "eval.prompts", "tokens_per_microbatch", "max_memory"),
+    "gradient_checkpointing",
 }
 
 

@@ -32,12 +32,14 @@ from hotcold.checkpoint import newest_checkpoint, read_state
 from hotcold.config.checks import check_run_folder
 from hotcold.config.schema import Config, EvalConfig, SampleConfig, decided
 from hotcold.config.show import describe, to_yaml
+from hotcold.config.sources import read_recipe
 from hotcold.errors import InputError
 from hotcold.intake import EncodedPrompts, check_columns, encode, load_prompts
 from hotcold.models.loading import LoadedModel, load_model
 from hotcold.prompts import Prompt
 from hotcold.runs import RunFolder, default_run_name
 from hotcold.sampling.base import Request
+from hotcold.sizing import sized
 from hotcold.training.collect import as_text
 from hotcold.training.console import Console, duration, near
 from hotcold.training.evaluate import Evaluation, Evaluator, interval_text
@@ -74,7 +76,7 @@ def train(config: Config, echo: Echo = print) -> Run:
     """Train to the end, or continue a run (`resume`)."""
     start = time.perf_counter()
     folder_path, resumed = run_path(config)
-    ready = assemble(config)
+    ready = sized(assemble(config), stored_tokens(folder_path) if resumed else None)
     folder = RunFolder.open(folder_path, to_yaml(ready.config), resumed, environment(ready))
     console = Console(echo, folder.log)
     try:
@@ -125,6 +127,12 @@ def run_path(config: Config) -> tuple[Path, bool]:
     return path, config.resume == "auto" and (path / "config.yaml").is_file()
 
 
+def stored_tokens(folder: Path) -> int | None:
+    """tokens_per_microbatch of the run that is continued; measured anew it might be another, and so the last bits."""
+    given = read_recipe(str(folder / "config.yaml")).get("tokens_per_microbatch")
+    return None if given is None else given.value
+
+
 def environment(ready: Assembled) -> dict[str, Any]:
     """What env.json says beside versions and hardware."""
     return {
@@ -137,7 +145,8 @@ def environment(ready: Assembled) -> dict[str, Any]:
 
 def dry_run(config: Config) -> str:
     """The decided config with reasons, the first prompt as the model sees it, the batch in words, the expected time."""
-    ready = assemble(config)
+    folder, resumed = run_path(config)
+    ready = sized(assemble(config), stored_tokens(folder) if resumed else None)
     parts = [describe(ready.config), "", arithmetic(ready), *filter(None, [what_models(ready)])]
     if isinstance(ready.train, EncodedPrompts):
         prompt: Prompt = ready.train.prompts[0]

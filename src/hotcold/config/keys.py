@@ -157,7 +157,16 @@ TRAIN_KEYS: dict[str, tuple[Key, ...]] = {
         Key("eval.prompts", "200", "at most this many held-out prompts"),
     ),
     "Machine": (
-        Key("tokens_per_microbatch", "auto", "tokens in one forward and backward; does not change the gradient"),
+        Key(
+            "tokens_per_microbatch",
+            "auto: as max_memory allows",
+            "tokens in one forward and backward; does not change the gradient",
+        ),
+        Key(
+            "max_memory",
+            "auto: 80 % of what is free at the start",
+            "GB that an update may take, the models included (on a GPU: of tensors); tokens_per_microbatch follows",
+        ),
         Key("dtype", "auto: fp32 on a CPU, bf16 on a GPU", "fp32 or bf16, of the computation; parameters are fp32"),
         Key("gradient_checkpointing", "false", "compute activations again in the backward pass: less memory, slower"),
         *DEVICE,
@@ -208,7 +217,7 @@ ALGORITHM_KEYS = frozenset(
 
 SHORT = {"data": "data.path", "chat": "data.chat", "mismatch": "mismatch.mode"}  # for the whole name
 
-LATER_KEYS = frozenset({"max_memory", "tracker", "max_staleness"})  # of the design; a later version builds them
+LATER_KEYS = frozenset({"tracker", "max_staleness"})  # of the design; a later version builds them
 
 GROUP_HINTS = {
     "kl": " beta says how strong it is.",

@@ -42,6 +42,7 @@ from hotcold.config.values import (
     CountOrZero,
     Device,
     Dtype,
+    Gigabytes,
     Norm,
     NotNegative,
     PathText,
@@ -171,7 +172,8 @@ class Config(Settings):
     overlong: OverlongSettings = OverlongSettings()
     sampler: SamplerName = "transformers"
     mismatch: MismatchSettings = MismatchSettings()
-    tokens_per_microbatch: Annotated[Count | None, Auto] = None
+    tokens_per_microbatch: Annotated[Count | None, Auto] = None  # None: as many as max_memory allows, measured
+    max_memory: Gigabytes = None  # GB; None: a share of what is free
     dtype: Dtype = None
     gradient_checkpointing: bool = False
     run: PathText | None = None

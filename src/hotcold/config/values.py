@@ -128,6 +128,23 @@ def _dtype(value: Any) -> Any:
     raise ValueError(f"auto, fp32 or bf16 is needed{hint}")
 
 
+_BYTES = {"GB": 1.0, "GiB": 2**30 / 1e9, "MB": 1e-3, "MiB": 2**20 / 1e9, "": 1.0}
+
+
+def _gigabytes(value: Any) -> Any:
+    """None is auto."""
+    if value is None or value == "auto":
+        return None
+    found = re.fullmatch(r"\s*([\d.]+(?:e[+-]?\d+)?)\s*([GM]i?B|)\s*", str(value))
+    try:
+        size = float(found[1]) * _BYTES[found[2]] if found and not isinstance(value, bool) else 0.0
+    except ValueError:
+        size = 0.0
+    if not 0 < size < math.inf:
+        raise ValueError("a number of GB above 0 is needed, as in 8, 8GB, 8GiB or 800MB, or auto")
+    return size
+
+
 _NUMBER = BeforeValidator(_number)
 Whole = Annotated[int, _NUMBER]
 Count = Annotated[int, _NUMBER, Field(ge=1)]  # 1, 2, ...
@@ -149,4 +166,5 @@ SamplerName = Annotated[str, BeforeValidator(_sampler)]
 Device = Annotated[str, BeforeValidator(_device)]
 Resume = Annotated[str, BeforeValidator(_resume)]
 Dtype = Annotated[Literal["fp32", "bf16"] | None, BeforeValidator(_dtype)]
+Gigabytes = Annotated[float | None, BeforeValidator(_gigabytes)]
 TextsOrAuto = Annotated[tuple[str, ...] | None, BeforeValidator(_texts_or_auto)]
