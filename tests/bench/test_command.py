@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,9 @@ def test_the_verdict_names_the_part_with_the_largest_ratio_that_takes_a_share() 
     parts = [part("sampling", 0.5, 2.0), part("log-probs", 0.01, 9.0), part("update", 0.49, 3.0)]
     said = verdict(parts, PLACE)
     assert said.startswith("Farthest from its limit: update, 3.0 times (49% of a step). ") and "microbatch" in said
+    roomy = replace(PLACE, tokens_per_microbatch=90)
+    assert "one micro-batch already" in verdict(parts, roomy)
+    assert "beta=0 needs no reference" in verdict([part("log-probs", 0.5, 4.0)], replace(PLACE, reads=("reference",)))
     assert "leaves little to gain" in verdict([part("update", 0.9, 1.3)], PLACE)
     assert "50% of its tokens are padding" in verdict([part("update", 0.9, 2.0, 50, 100)], PLACE)
     assert "make the reward async" in verdict([*parts, part("scoring by reward", 0.4, None)], PLACE)

@@ -26,6 +26,7 @@ from hotcold.launch import matrix_rate
 from hotcold.models.reference import FrozenReference
 from hotcold.runs import RunFolder
 from hotcold.sampling.replay import ReplayRollouts
+from hotcold.sizing import sized
 from hotcold.training.collect import PromptedRollouts
 from hotcold.training.console import Console
 from hotcold.training.loop import Progress
@@ -45,7 +46,7 @@ OF_A_STEP = ("step", "tokens_per_second", "completions/mean_length", "rows/train
 def bench(config: Config, say: Callable[[str], None]) -> Measured:
     """`say` hears of each step while it is measured."""
     void = [key for key in VOID if config.reasons.get(key) == GIVEN]
-    ready = assemble(planned(config))
+    ready = sized(assemble(planned(config)))
     before = rate_of(ready.config)
     with tempfile.TemporaryDirectory(prefix="hotcold-bench-") as place:
         steps, sizes, reads = measured_steps(ready, Path(place) / "run", say)
@@ -171,6 +172,7 @@ def _setting(ready: Assembled, reads: tuple[str, ...]) -> Setting:
         recomputes=config.gradient_checkpointing,
         shares_prompts=ready.models.reading["policy"].shares_prompts and not config.gradient_checkpointing,
         reads=reads,
+        tokens_per_microbatch=config.tokens_per_microbatch or 0,
     )
 
 

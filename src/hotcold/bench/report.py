@@ -43,6 +43,7 @@ class Setting:
     recomputes: bool = False  # activations, in the backward pass
     shares_prompts: bool = True
     reads: tuple[str, ...] = ()  # models that are asked before the update
+    tokens_per_microbatch: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,14 @@ def advice(part: PartOfStep, setting: Setting) -> str:
             "reference": "beta=0 needs no reference",
         }
         ways = [text for model, text in dear.items() if model in setting.reads]
-        return "; ".join(["A larger tokens_per_microbatch computes more at once", *ways]) + "."
+        return "; ".join(["With fewer passes a step is shorter", *ways]) + "."
     if setting.recomputes:
         return "gradient_checkpointing computes activations twice; without it a step is faster and needs more memory."
+    if (part.needed_tokens or 0) <= setting.tokens_per_microbatch:
+        return (
+            "It is one micro-batch already, and the optimiser's step costs the same for few tokens as for many: "
+            "more responses in a step (prompts_per_step, group_size) cost less each."
+        )
     return "A larger tokens_per_microbatch computes more rows at once, as far as memory allows."
 
 
@@ -161,7 +167,7 @@ def as_text(measured: Measured) -> str:
     speed = "-" if measured.tokens_per_second is None else f"{measured.tokens_per_second:.1f}"
     lines = [
         f"{setting.algorithm}, {setting.model}, {setting.device}, {setting.dtype}{threads}: "
-        f"medians of {measured.num_steps} steps after one to warm up",
+        f"medians of {measured.num_steps} step{'s' * (measured.num_steps != 1)} after one to warm up",
         "",
         f"{'part':<18}{'seconds':>10}{'limit':>10}{'x limit':>9}{'share':>8}{'tokens needed':>15}{'computed':>10}"
         f"{'peak GB':>9}",
