@@ -158,7 +158,7 @@ def decide_algorithm(config: Config, device: str) -> tuple[Algorithm, Config]:
     if config.truncated == "penalty" and config.overlong.buffer is None:
         choices["overlong.buffer"] = (max(1, max_tokens // 5), "default: a fifth of max_tokens")
     if config.tokens_per_microbatch is None:
-        choices["tokens_per_microbatch"] = (2048 if on_cpu else 8192, UNMEASURED)
+        choices["tokens_per_microbatch"] = (1024 if on_cpu else 8192, UNMEASURED)
     return algorithm, decided(config, choices)
 
 

@@ -12,6 +12,7 @@ from hotcold.algorithms.base import Forward, Objective, TokenLoss
 from hotcold.algorithms.losses import ClippedLoss, importance_weighted_loss, policy_gradient_loss
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.equations import policy_gradient, sum_per_response
+from hotcold.training import batching
 from hotcold.training.batching import Cut, _probes, _together, layout, micro_batches, minibatch_rows, skippable
 
 PLAIN = Objective(policy_gradient_loss, sum_per_response)
@@ -165,20 +166,51 @@ def test_the_longest_prompt_and_the_longest_response_count_in_the_budget() -> No
     assert by_prompt(of_unit, 11) == [[0, 1, 2]] and by_prompt(of_unit, 10) == [[0, 1], [2]]
 
 
+@pytest.fixture
+def no_padding_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "CHEAP", 0)
+
+
+@pytest.mark.usefixtures("no_padding_is_cheap")
 def test_a_row_whose_padding_is_more_than_its_prompt_begins_a_micro_batch() -> None:
     """Prompt 3: paddings 2 + 1 are as much, 2 + 2 are more."""
     assert by_prompt(with_prompts([(P, 4), (P, 2), (Q, 4), (Q, 3)]), 1000) == [[0, 1, 2, 3]]
     assert by_prompt(with_prompts([(P, 4), (P, 2), (Q, 4), (Q, 2)]), 1000) == [[0, 1, 2], [3]]
 
 
+@pytest.mark.usefixtures("no_padding_is_cheap")
 def test_a_tenth_of_the_response_columns_may_be_padding() -> None:
     """A tenth of 4 rows x 10."""
+    whole = [batch_of_lengths([10, 10, 10, n]) for n in (6, 5)]  # without sharing: of all columns
+    assert [micro_batches(b, range(4), Cut(1000)) for b in whole] == [[[0, 1, 2, 3]], [[0, 1, 2], [3]]]
     assert by_prompt(with_prompts([((1,), n) for n in (10, 10, 10, 6)]), 1000) == [[0, 1, 2, 3]]
     assert by_prompt(with_prompts([((1,), n) for n in (10, 10, 10, 5)]), 1000) == [[0, 1, 2], [3]]
 
 
+def test_64_tokens_of_padding_are_cheaper_than_another_micro_batch() -> None:
+    for shares in (False, True):
+        for length, expected in ((36, [[0, 1]]), (35, [[0], [1]])):  # 100 - 36 = 64
+            batch = batch_of_lengths([100, length])
+            assert micro_batches(batch, range(2), Cut(1000, shares)) == expected
+
+
+def test_ragged_rows_are_padded_by_a_tenth_at_most() -> None:
+    """Lengths from 8 to 256 in one group, and 64 tokens of padding in each micro-batch at most where that is more."""
+    lengths = [8 + (37 * i) % 249 for i in range(64)]
+    for shares in (False, True):
+        batch = batch_of_lengths(lengths)
+        micro = micro_batches(batch, range(64), Cut(1024, shares))
+        columns = [len(rows) * max(lengths[r] for r in rows) for rows in micro]
+        padding = [n - sum(lengths[r] for r in rows) for n, rows in zip(columns, micro, strict=True)]
+        assert all(pad <= max(64, 0.1 * n) for pad, n in zip(padding, columns, strict=True))
+        assert sum(padding) < 0.1 * sum(columns)
+
+
+@pytest.mark.usefixtures("no_padding_is_cheap")
 def test_the_padding_inside_the_first_unit_counts_too() -> None:
     units = [0, 0, 1, 1]
+    whole = [batch_of_lengths([5, 4, 5, n], units) for n in (4, 3)]  # 2 of 20, 3 of 20
+    assert [micro_batches(b, range(4), Cut(1000)) for b in whole] == [[[0, 1, 2, 3]], [[0, 1], [2, 3]]]
     assert by_prompt(with_prompts([(P, 4), (P, 2), (P, 4), (P, 3)], units), 1000) == [[0, 1, 2, 3]]
     assert by_prompt(with_prompts([(P, 4), (P, 2), (P, 4), (P, 2)], units), 1000) == [[0, 1], [2, 3]]
 

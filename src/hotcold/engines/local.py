@@ -21,7 +21,7 @@ from hotcold.models.compute import recomputing
 from hotcold.models.critic import measure_values
 from hotcold.models.policy import Measured, measure
 from hotcold.models.reading import PLAIN, Reading
-from hotcold.models.reference import Reference
+from hotcold.models.reference import FrozenReference, Reference
 
 
 class Trainee:
@@ -112,11 +112,12 @@ class LocalEngine:
         if "logp_ref" not in names:
             return {}
         assert self.reference is not None
-        with self.reference.module() as module:
+        # not where it is the policy without its adapter: what a module keeps for itself must stay trainable
+        with torch.inference_mode(isinstance(self.reference, FrozenReference)), self.reference.module() as module:
             reading = self.reading.get("reference", PLAIN)
             logp = measure(module, batch, frozenset({"logp"}), self.temperature, reading=reading).forward.logp
         assert logp is not None
-        return {"logp_ref": logp}
+        return {"logp_ref": logp.clone()}  # an inference tensor could not stand in a loss
 
     def backward(self, batch: Batch, weights: Tensor, objective: Objective) -> Pass:
         home, batch = batch.tokens.device, self._on_device(batch)

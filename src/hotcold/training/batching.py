@@ -107,18 +107,21 @@ def micro_batches(batch: Batch, rows: Sequence[int], cut: Cut) -> list[list[int]
 
 
 def _by_length(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int) -> list[list[int]]:
-    """rows x longest row <= tokens_per_microbatch."""
+    """rows x longest row <= tokens_per_microbatch, with little padding: the longest row stands first."""
     lengths = batch.lengths.tolist()
     units = sorted(_by_unit(batch, rows), key=lambda unit: (-max(lengths[r] for r in unit), unit[0]))
     out: list[list[int]] = []
-    width = 0
+    width = padding = 0
     for unit in units:
         longest = max(lengths[r] for r in unit)
-        if out and (len(out[-1]) + len(unit)) * max(width, longest) <= tokens_per_microbatch:
+        rows_then = (len(out[-1]) if out else 0) + len(unit)
+        wasted = padding + sum(width - lengths[r] for r in unit)
+        if out and rows_then * width <= tokens_per_microbatch and wasted <= max(PADDING * rows_then * width, CHEAP):
             out[-1] += unit
+            padding = wasted
         else:
             out.append(list(unit))
-            width = longest
+            width, padding = longest, sum(longest - lengths[r] for r in unit)
     return out
 
 
@@ -143,7 +146,7 @@ def _by_prompt(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int) ->
         rows_then = (len(out[-1]) if out else 0) + len(unit)
         wasted = padding + sum(widths[1] - responses[r] for r in unit)
         fits = len(names) * widths[0] + rows_then * widths[1] <= tokens_per_microbatch
-        if out and fits and wasted <= max(PADDING * rows_then * widths[1], widths[0]):
+        if out and fits and wasted <= max(PADDING * rows_then * widths[1], widths[0], CHEAP):
             out[-1] += unit
             held, padding = names, wasted
             prompt_width, response_width = widths
@@ -158,7 +161,8 @@ def _by_prompt(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int) ->
     return out
 
 
-PADDING = 0.1  # share of the response columns that may be padding before rows are cut apart
+PADDING = 0.1  # share of the columns that may be padding before rows are cut apart
+CHEAP = 64  # tokens of padding: less than what another pass over the parameters costs
 
 
 def _by_unit(batch: Batch, rows: Sequence[int]) -> list[list[int]]:
