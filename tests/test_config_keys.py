@@ -80,8 +80,8 @@ ELSEWHERE = """
     algorithm model data data.prompt data.split data.chat data.too_long reward reward_weights steps prompts_per_step
     group_size epochs_per_batch minibatches stop_at learning_rate warmup_steps max_grad_norm optimizer temperature
     max_tokens stop top_p top_k min_p sampler baseline scale_by_std objective weighting clip_low clip_high gamma
-    keep_rule threshold fraction start_from eval.data eval.every eval.samples eval.prompts tokens_per_microbatch max_memory device
-    threads run resume save_every keep_checkpoints seed
+    keep_rule threshold fraction start_from eval.data eval.every eval.samples eval.prompts tokens_per_microbatch
+    max_memory device threads run resume save_every keep_checkpoints seed
 """
 
 

@@ -30,10 +30,10 @@ ROW = Shape(prompt=40, response=60, shares=False)
 @pytest.mark.parametrize(
     ("limit", "tokens"),
     [
-        (1000, 512),  # 0.9 x 1000 - 100 = 800 MB at 1 MB a token: 800 tokens, 512 below them
-        (1250, 1024),  # 1125 - 100 = 1025
-        (1240, 512),  # 1116 - 100 = 1016
-        (223, 64),  # 200.7 - 100 = 100.7: one row of 100 fits, and is what a micro-batch of 64 tokens has
+        (1000, 512),  # 0.85 x 1000 - 100 = 750 MB at 1 MB a token: 750 tokens, 512 below them
+        (1324, 1024),  # 1125.4 - 100 = 1025.4
+        (1320, 512),  # 1122 - 100 = 1022
+        (237, 64),  # 201.45 - 100 = 101.45: one row of 100 fits, and is what a micro-batch of 64 tokens has
         (10**6, 4096),  # the cap: a step has no more
     ],
 )
@@ -43,11 +43,11 @@ def test_the_largest_power_of_two_that_fits(limit: int, tokens: int) -> None:
 
 
 def test_a_row_that_does_not_fit_says_what_it_needs_what_there_is_and_what_to_do() -> None:
-    """100 tokens need 100 + 100 MB, a tenth is left free: 200/0.9 = 222 MB."""
+    """100 tokens need 100 + 100 MB, 0.15 of the limit is left free: 200/0.85 = 235.3 MB."""
     with pytest.raises(InputError) as error:
-        choose(Line(100 * MB, 1 * MB), Limit(221 * MB, "0.22 GB (so much)"), ROW, [4096])
+        choose(Line(100 * MB, 1 * MB), Limit(235 * MB, "0.23 GB (so much)"), ROW, [4096])
     text = str(error.value)
-    assert "100 tokens" in text and "0.22 GB beside the models" in text and "0.22 GB (so much)" in text
+    assert "100 tokens" in text and "0.24 GB beside the models" in text and "0.23 GB (so much)" in text
     assert all(word in text for word in ("max_tokens", "gradient_checkpointing", "lora.rank", "max_memory"))
 
 

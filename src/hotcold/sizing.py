@@ -26,7 +26,7 @@ from hotcold.training.collect import ReplayedRollouts
 from hotcold.training.dataset import EncodedDemonstrations
 
 SHARE = 0.8  # of what is free, that a run takes where nobody says how much
-MARGIN = 0.9  # of the limit: operations take memory within themselves, and allocators keep some
+MARGIN = 0.85  # of the limit: operations take memory within themselves, and allocators keep some
 LONGEST = 256  # tokens of a made-up row; longer rows are extrapolated from two lengths
 LEAST = 64  # trained tokens in a measured micro-batch
 CHUNK = 2**24  # logits that the head computes at once
