@@ -25,7 +25,7 @@ from hotcold.engines.base import Engine, Pass, StepResult
 from hotcold.equations import mean_per_token
 from hotcold.errors import InputError
 from hotcold.lab.on_model import Check, Subject, check_model, shuffled, stirred, with_variance
-from hotcold.lab.probe import Parts, local_engine, relative_gap
+from hotcold.lab.probe import Parts, local_engine, norm, relative_gap
 from hotcold.models.critic import Critic
 from hotcold.models.reading import Head, Reading, choose_reading
 from hotcold.models.reference import FrozenReference, copy_as_reference
@@ -304,6 +304,25 @@ def test_a_loss_whose_gradient_is_not_its_own_is_found() -> None:
 # ------------------------------------------------------------------ the parts
 
 
+def test_rows_whose_gradients_cancel_are_compared_at_the_length_of_their_parts() -> None:
+    """Equal responses with centred advantages: the whole gradient is rounding. A fault of the cut is still found."""
+    given = subject(ALGORITHMS["rloo"])
+    first = given.rollouts[0]
+    same = {
+        "prompt_ids": first.prompt_ids,
+        "response_ids": first.response_ids,
+        "response_mask": first.response_mask,
+        "logp_sampler": first.logp_sampler,
+    }
+    equal = [replace(r, **same) for r in given.rollouts]
+    given = replace(given, rollouts=equal, sampler=None)
+    base = given.base()
+    assert 0 < norm(base.gradients["policy"]) < 1e-4 * base.lengths["policy"]
+    assert bad(check_model(given)) == set()
+    faulty = replace(given, make_engine=lambda parts: Faulty(parts, mean_per_microbatch))
+    assert "micro-batches" in bad(check_model(faulty))
+
+
 def test_scores_that_teach_nothing_are_replaced_by_made_up_ones() -> None:
     rows = sampled(sampler_of(gpt2()))
     equal = [replace(r, reward=1.0, greedy_reward=1.0) for r in rows]
@@ -344,6 +363,7 @@ def test_the_gap_is_over_the_whole_gradient() -> None:
     ) == pytest.approx(0.2)
     assert relative_gap([torch.zeros(2)], [torch.zeros(2)]) == 0.0
     assert relative_gap([torch.ones(2)], [torch.zeros(2)]) == math.inf
+    assert relative_gap([torch.ones(1)], [torch.zeros(1)], least=4.0) == 0.25
 
 
 def test_a_check_fails_on_what_is_not_a_number_and_passes_only_with_a_reason_when_skipped() -> None:

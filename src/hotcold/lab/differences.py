@@ -44,7 +44,8 @@ def along_random_directions(
     mismatch: Mismatch | None,
     make_engine: MakeEngine,
 ) -> dict[str, list[float]]:
-    """By model, for each direction: |difference quotient - gradient times direction|, relative to the latter.
+    """By model, for each direction: |difference quotient - gradient times direction|, relative to the latter, or to the
+    length of the rows' gradients where they cancel.
 
     A direction is a random one plus the gradient's, both of length 1: along a random one alone the derivative of a
     model of many parameters is too small to be told from rounding. Models whose gradient is 0 are left out.
@@ -55,11 +56,14 @@ def along_random_directions(
     with Wide():
         engine = make_engine(wide)
         probe = run(algorithm, rollouts, Probe(engine, wide), mismatch=mismatch, dtype=torch.float64)
+        one_by_one = Probe(engine, wide, measures_parts=True)
+        run(algorithm, rollouts, one_by_one, 1, mismatch, dtype=torch.float64)
         for batch, weights, objective in probe.passes:
             loss = _Loss(engine, _with_old(engine, batch, objective), weights, objective)
             gradient = loss.gradient(wide)
             if norm(gradient) > 0:
-                found[objective.model] = _gaps(loss, wide.parameters(objective.model), gradient)
+                least = math.sqrt(one_by_one.squares[objective.model])
+                found[objective.model] = _gaps(loss, wide.parameters(objective.model), gradient, least)
     return found
 
 
@@ -93,7 +97,7 @@ class _Loss:
         return self.engine.read(self.batch, frozenset({name}))[name]
 
 
-def _gaps(loss: _Loss, parameters: Sequence[nn.Parameter], gradient: Sequence[Tensor]) -> list[float]:
+def _gaps(loss: _Loss, parameters: Sequence[nn.Parameter], gradient: Sequence[Tensor], least: float) -> list[float]:
     gaps = []
     for seed in range(NUM_DIRECTIONS):
         direction = _direction(gradient, seed)
@@ -101,7 +105,7 @@ def _gaps(loss: _Loss, parameters: Sequence[nn.Parameter], gradient: Sequence[Te
         size = _step_size(loss, parameters, direction)
         ahead = _at(loss, parameters, direction, size)
         behind = _at(loss, parameters, direction, -size)
-        gaps.append(abs((ahead - behind) / (2 * size) - slope) / abs(slope))
+        gaps.append(abs((ahead - behind) / (2 * size) - slope) / max(abs(slope), least))
     return gaps
 
 

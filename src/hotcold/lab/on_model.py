@@ -28,7 +28,6 @@ from hotcold.lab.probe import (
     Parts,
     Probe,
     local_engine,
-    norm,
     relative_gap,
     run,
 )
@@ -130,10 +129,31 @@ class Subject:
         """`changes`: of the engine's parts. Rows are laid as before, so that nothing else differs."""
         parts = replace(self.parts, **changes)
         probe = Probe(self.make_engine(parts), parts, columns, pad_id)
-        rows = self.rollouts if rollouts is None else rollouts
-        laid = self.parts.shares_prompts
-        run(OneStep(self.algorithm), rows, probe, tokens_per_microbatch, self.mismatch, pad_id, shares_prompts=laid)
-        return probe.gradients
+        return self._run(probe, self.rollouts if rollouts is None else rollouts, tokens_per_microbatch).gradients
+
+    def base(self) -> Base:
+        one_by_one = Probe(self.make_engine(self.parts), self.parts, measures_parts=True)
+        self._run(one_by_one, self.rollouts, tokens_per_microbatch=1)
+        lengths = {model: math.sqrt(square) for model, square in one_by_one.squares.items()}
+        return Base(self.gradients(), one_by_one.gradients, lengths)
+
+    def _run(self, probe: Probe, rows: Sequence[Rollout], tokens_per_microbatch: int) -> Probe:
+        algorithm, laid = OneStep(self.algorithm), self.parts.shares_prompts
+        return run(algorithm, rows, probe, tokens_per_microbatch, self.mismatch, probe.pad_id, shares_prompts=laid)
+
+
+@dataclass(frozen=True)
+class Base:
+    """What the other gradients are compared with.
+
+    `lengths`: by model the length of the rows' gradients, sqrt(sum |g_row|^2). Where they cancel, as those of equal
+    responses with centred advantages do, the whole gradient is smaller than the rounding of its parts: differences are
+    relative to the larger of the two.
+    """
+
+    gradients: Gradients
+    one_by_one: Gradients
+    lengths: dict[str, float]
 
 
 def check_model(subject: Subject, progress: Callable[[str], None] | None = None) -> list[Check]:
@@ -149,8 +169,8 @@ def check_model(subject: Subject, progress: Callable[[str], None] | None = None)
         say(name)
         checks += part(subject)
     with stirred(subject.parts):
-        say("the gradient of all rows at once")
-        base = subject.gradients()
+        say("the gradient of all rows at once and of each alone")
+        base = subject.base()
         for name, measure in INVARIANCES.items():
             say(name)
             checks += measure(subject, base)
@@ -162,24 +182,24 @@ def check_model(subject: Subject, progress: Callable[[str], None] | None = None)
 # ---- the same gradient
 
 
-def in_microbatches(subject: Subject, base: Gradients) -> list[Check]:
-    cut = subject.gradients(tokens_per_microbatch=1)
-    return _same(subject, "micro-batches", "one row at a time against as many as go together", cut, base)
+def in_microbatches(subject: Subject, base: Base) -> list[Check]:
+    what = "one row at a time against as many as go together"
+    return _same(subject, "micro-batches", what, base.one_by_one, base)
 
 
-def with_padding(subject: Subject, base: Gradients) -> list[Check]:
+def with_padding(subject: Subject, base: Base) -> list[Check]:
     pad_id = last_id(subject.parts.modules["policy"])
     what = f"{EXTRA_COLUMNS} more columns of padding, pad id {pad_id} in place of 0"
     return _same(subject, "padding", what, subject.gradients(columns=EXTRA_COLUMNS, pad_id=pad_id), base)
 
 
-def in_another_order(subject: Subject, base: Gradients) -> list[Check]:
+def in_another_order(subject: Subject, base: Base) -> list[Check]:
     rows = shuffled(subject.rollouts)
     cut = subject.gradients(rows, tokens_per_microbatch=max(1, subject.num_tokens // 3))
     return _same(subject, "row order", "rows shuffled, in about three micro-batches", cut, base)
 
 
-def with_checkpointing(subject: Subject, base: Gradients) -> list[Check]:
+def with_checkpointing(subject: Subject, base: Base) -> list[Check]:
     name, on = "gradient checkpointing", subject.parts.recompute
     try:
         for module in subject.parts.modules.values():
@@ -189,7 +209,7 @@ def with_checkpointing(subject: Subject, base: Gradients) -> list[Check]:
     return _same(subject, name, "on against off", subject.gradients(recompute=not on), base)
 
 
-def with_whole_rows(subject: Subject, base: Gradients) -> list[Check]:
+def with_whole_rows(subject: Subject, base: Base) -> list[Check]:
     """Each prompt once for all of its responses, and the head apart from the trunk: both are proven at load on logits.
     Here the whole gradient is compared."""
     if not subject.parts.reading:
@@ -198,7 +218,7 @@ def with_whole_rows(subject: Subject, base: Gradients) -> list[Check]:
     return _same(subject, "shared prompts", "each prompt once against whole rows", found, base)
 
 
-INVARIANCES: Mapping[str, Callable[[Subject, Gradients], list[Check]]] = {
+INVARIANCES: Mapping[str, Callable[[Subject, Base], list[Check]]] = {
     "micro-batches": in_microbatches,
     "padding": with_padding,
     "row order": in_another_order,
@@ -207,15 +227,17 @@ INVARIANCES: Mapping[str, Callable[[Subject, Gradients], list[Check]]] = {
 }
 
 
-def _same(subject: Subject, name: str, what: str, found: Gradients, base: Gradients) -> list[Check]:
+def _same(subject: Subject, name: str, what: str, found: Gradients, base: Base) -> list[Check]:
     """One check for each model that is trained."""
     checks = []
     for model in subject.parts.modules:
         whole = f"{name}, the {model}'s gradient"
-        if model not in base or norm(base[model]) == 0:
+        if not base.lengths.get(model):
             checks.append(Check(whole, what, None, skipped="its gradient is 0 on these rows: nothing to compare"))
             continue
-        gap = relative_gap(found[model], base[model]) if model in found else math.inf
+        gap = math.inf
+        if model in found:
+            gap = relative_gap(found[model], base.gradients[model], least=base.lengths[model])
         checks.append(Check(whole, what, gap, subject.tolerance.gradient))
     return checks
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -108,13 +108,16 @@ class Probe:
     gradients: Gradients = field(default_factory=dict)  # of each model's first step
     passes: list[tuple[Batch, Tensor, Objective]] = field(default_factory=list)  # of the first step of each model
     drift: float | None = None  # largest |ratio - 1| before the policy's first step
+    measures_parts: bool = False
+    squares: dict[str, float] = field(default_factory=dict)  # by model: the sum of |gradient of a micro-batch|^2
 
     def read(self, batch: Batch, names: frozenset[str]) -> dict[str, Tensor]:
         width = batch.tokens.shape[1]
         return {name: value[:, :width] for name, value in self.engine.read(self._widened(batch), names).items()}
 
     def backward(self, batch: Batch, weights: Tensor, objective: Objective) -> Pass:
-        done = self.engine.backward(self._widened(batch), F.pad(weights, (0, self.columns)), objective)
+        with self._measured(objective.model):
+            done = self.engine.backward(self._widened(batch), F.pad(weights, (0, self.columns)), objective)
         done = narrowed(done, batch.tokens.shape[1])
         if objective.model not in self.gradients:
             self.passes.append((batch, weights, objective))
@@ -123,6 +126,24 @@ class Probe:
                 largest = float(off.abs().max()) if len(off) else 0.0
                 self.drift = largest if self.drift is None or math.isnan(largest) else max(self.drift, largest)
         return done
+
+    @contextmanager
+    def _measured(self, model: str) -> Iterator[None]:
+        """The gradient of what is done inside, apart from what was there before; then both."""
+        if not self.measures_parts or model in self.gradients:
+            yield
+            return
+        parameters = self.parts.parameters(model)
+        before = [p.grad for p in parameters]
+        for p in parameters:
+            p.grad = None
+        yield
+        self.squares[model] = (
+            self.squares.get(model, 0.0) + norm([p.grad for p in parameters if p.grad is not None]) ** 2
+        )
+        for p, old in zip(parameters, before, strict=True):
+            if old is not None:
+                p.grad = old if p.grad is None else p.grad.add_(old)
 
     def step(self, model: str, rate: float, max_norm: float | None) -> StepResult:
         if model not in self.gradients:
@@ -189,8 +210,8 @@ def norm(gradient: Sequence[Tensor]) -> float:
     return math.sqrt(math.fsum(float((g.detach().double() ** 2).sum()) for g in gradient))
 
 
-def relative_gap(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """|a - b| / |b| over all parameters, L2; 0 / 0 is 0."""
+def relative_gap(a: Sequence[Tensor], b: Sequence[Tensor], least: float = 0.0) -> float:
+    """|a - b| / |b| over all parameters, L2; 0 / 0 is 0. `least`: what |b| counts at least."""
     gap = math.sqrt(math.fsum(float(((x.double() - y.double()) ** 2).sum()) for x, y in zip(a, b, strict=True)))
-    size = norm(b)
+    size = max(norm(b), least)
     return gap / size if size > 0 else (0.0 if gap == 0 else math.inf)
