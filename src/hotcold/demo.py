@@ -49,6 +49,7 @@ def run_folder(run: str | None, seed: int) -> Path:
 def prepare(folder: Path, seed: int, console: Console) -> ToyFiles:
     """The supervised starting model and its prompts. Nothing is left behind if it is interrupted."""
     start = time.perf_counter()
+    console.say("making sums and a starting model that has seen some of them: about a minute on two cores")
     try:
         files = write_toy(folder, seed, lambda done, of: console.stage("supervising the starting model", done, of))
     except BaseException:

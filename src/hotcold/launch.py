@@ -86,9 +86,11 @@ def train(config: Config, echo: Echo = print) -> Run:
         console.say(f"stopped; to go on: hotcold train resume={near(folder.path)}   ({saved(folder)})")
         raise
     except InputError:
-        # What was wrong showed before the first step was done: the same name is free for the next try.
         if not resumed and not RunFolder.read_metrics(folder.path):
+            console.say(f"no step was done: {near(folder.path)} is taken away again")
             shutil.rmtree(folder.path)
+        else:
+            console.say(f"to go on when this is repaired: hotcold train resume={near(folder.path)}   ({saved(folder)})")
         raise
     finally:
         console.quiet_stage()  # or an interrupted run leaves the terminal without a cursor

@@ -33,12 +33,12 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Found:
 FILES = [
     ("group_by_layout:GroupByLayout", "FAILED    the same gradient for any order of the rows"),
     ("mean_of_micro_batch_means:MeanOfMeans", "FAILED    the same gradient for any micro-batch"),
-    ("undetached_baseline:UndetachedBaseline", "points elsewhere"),
+    ("undetached_baseline:UndetachedBaseline", "because scores that are all equal move it too"),
     ("k3_in_the_reward:K3InTheReward", "k3 as a cost in the reward, which is no KL"),
     ("k3_reversed:K3Reversed", "k3 upside down"),
     ("ratio_upside_down:RatioUpsideDown", "points the other way: -1 times the target"),
     ("whitening_over_padding:WhiteningOverPadding", "FAILED    the width of the padding changes nothing"),
-    ("reward_one_token_late:RewardOneTokenLate", "points elsewhere"),
+    ("reward_one_token_late:RewardOneTokenLate", "at which token gets which reward"),
 ]
 
 

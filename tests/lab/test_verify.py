@@ -97,7 +97,7 @@ def test_a_users_class_states_what_it_expects(run: Run, tmp_path: Path) -> None:
         "@dataclass(frozen=True)\nclass Mine(GRPO):\n    group_size: int = 2\n"
     )
     code, text = run(f"{file}:Mine")
-    assert code == 1 and "stated:   multiple" in text
+    assert code == 1 and "stated:   a positive multiple of the target" in text
     assert run(f"{file}:Mine", "expect=elsewhere")[0] == 0
     assert run(f"{file}:Mine", "expect=unbiased", "scale_by_std=false")[0] == 1
     assert "There are: unbiased, multiple, elsewhere" in refuse(run, f"{file}:Mine", "expect=right")
@@ -138,7 +138,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     few = [type(s)(s.title, s.about, s.cases[:3]) for s in sections[:1]]
     monkeypatch.setattr(command, "catalogue", lambda: few)
     monkeypatch.setattr(command, "WORKERS", 1)
-    monkeypatch.setattr(command.of_catalogue, "__defaults__", (1,))
+    monkeypatch.setattr(command.of_catalogue, "__defaults__", (1, lambda _: None))
 
 
 def test_the_catalogue_with_all_outputs(run: Run, small: None, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ REWARD = (
     Key("reward", "-", "FILE.py:NAME, FILE.py (its function `reward` or its only one), or a list"),
     Key("reward_weights", "1 each", "one number for each reward"),
 )
-SEED = Key("seed", "0", "fixes every random number")
+SEED = Key("seed", "0", "fixes every random number; another kind of CPU or GPU rounds differently")
 DEVICE = (
     Key("device", "auto", "auto, cpu, cuda, cuda:1, mps"),
     Key("threads", "auto", "CPU threads of torch"),

@@ -312,13 +312,16 @@ def state_is_json(bench: Bench) -> Check:
 def constant_scores_teach_nothing(bench: Bench) -> Check:
     """a constant score has expected gradient 0."""
     policy = [o for o in bench.algorithm.objectives if o.model == "policy"]
-    if not bench.compares or any("entropy" in o.needs or not o.on_policy for o in policy):
-        return _check(constant_scores_teach_nothing, None, "scores are compared with nothing, or do not matter", "")
+    if any("entropy" in o.needs or not o.on_policy for o in policy):
+        return _check(constant_scores_teach_nothing, None, "this objective is not only log pi weighed by scores", "")
     constant = without_reference(replace(VARIABLE, reward=dict.fromkeys(VARIABLE.responses, 1.0)))
     algorithm = bench.algorithm if bench.make is None or bench.size <= 2 else bench.make(2)
     values = [0.7] * len(constant.prefixes)
     gradient = expected_update(algorithm, constant, Setting(values=values)).gradient
     largest = float(gradient.abs().max())
+    if largest > 1e-9 and not bench.compares:
+        reason = "with these choices a longer or shorter response would be preferred, and that is known"
+        return _check(constant_scores_teach_nothing, None, reason, "")
     todo = (
         "Scores that say nothing move the parameters: look at the baseline, the discount and how tokens are averaged."
     )

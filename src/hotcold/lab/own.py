@@ -20,6 +20,10 @@ from hotcold.lab.truth import state_values
 Expects = Literal["unbiased", "multiple", "elsewhere"]
 EXPECTS: tuple[Expects, ...] = ("unbiased", "multiple", "elsewhere")
 OWN_WORLDS = ("fixed", "variable", "fixed, steps", "variable, steps", "variable, tool")
+NOT_FOUND = (
+    "nothing that can be left out explains it: look at which responses the baseline is made of, at which token gets "
+    'which reward, and for a part that is not detached; if it is meant so, set expects = "elsewhere"'
+)
 MOST_GROUPS = 2000  # groups that are enumerated
 
 
@@ -74,7 +78,7 @@ def certify_own(own: Own, world: str, situation: Situation = Situation()) -> Cer
     case = Case(own.name, own.options, world, situation)
     num_rows = own.group_size * situation.groups
     made = certificate(case, gradient, target, measured.variance, None, None, True, own.beta, num_rows)
-    reasons = () if made.scale is not None else tuple(why_elsewhere(own, tiny, setting, gradient))
+    reasons = () if made.scale is not None else tuple(why_elsewhere(own, tiny, setting, gradient)) or (NOT_FOUND,)
     return replace(made, reasons=reasons, predicted=own.expects, agrees=keeps_to(own.expects, made))
 
 
@@ -139,7 +143,19 @@ def _why_not_the_reward(own: Own, tiny: Tiny, setting: Setting) -> list[str]:
         reasons.append("it is exact where all responses have one length: look at how tokens are averaged")
     if tiny.steps and _fits(own, replace(tiny, steps={}), setting):
         reasons.append("it is exact without rewards on the way: look at which token gets which reward")
+    if _moves_without_scores(own, tiny, setting):
+        reasons.append(
+            "scores that are all equal move it too: look for a part of the loss that does not come from a score, a "
+            "baseline that is not detached, and at how tokens are averaged"
+        )
     return reasons
+
+
+def _moves_without_scores(own: Own, tiny: Tiny, setting: Setting) -> bool:
+    constant = replace(without_reference(tiny), reward=dict.fromkeys(tiny.responses, 1.0), steps={})
+    values = [0.7] * len(constant.prefixes)
+    gradient = expected_update(own.algorithm, constant, replace(setting, values=values)).gradient.numpy()
+    return own.bonus == 0 and float(abs(gradient).max()) > EXACT
 
 
 def _fits(own: Own, tiny: Tiny, setting: Setting) -> bool:

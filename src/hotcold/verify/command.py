@@ -80,7 +80,7 @@ def verify(tokens: Sequence[str], options: Options, echo: Say, say: Say = lambda
     torch.set_num_threads(1)
     if options.everything:
         return _product(options, echo)
-    report = _one(words[0], keys) if words else of_catalogue()
+    report = _one(words[0], keys, say) if words else of_catalogue(say=say)
     report = replace(report, seconds=time.perf_counter() - start)
     write(report, options, echo, is_long=bool(words))
     return 0 if report.is_good else 1
@@ -89,11 +89,13 @@ def verify(tokens: Sequence[str], options: Options, echo: Say, say: Say = lambda
 # ---- the catalogue
 
 
-def of_catalogue(workers: int = WORKERS) -> Report:
-    sections = catalogue()
+def of_catalogue(workers: int = WORKERS, say: Say = lambda _: None) -> Report:
+    sections, parts = catalogue(), []
     cases = [case for section in sections for case in section.cases]
     found = iter(certificates(cases, workers))
-    parts = [_part(section, list(islice(found, len(section.cases)))) for section in sections]
+    for number, section in enumerate(sections, start=1):
+        say(f"{section.title} ({number} of {len(sections)}, {len(section.cases)} rows)")
+        parts.append(_part(section, list(islice(found, len(section.cases)))))
     return Report(tuple(parts), tuple(refusals()))
 
 
@@ -144,7 +146,7 @@ def _product(options: Options, echo: Say) -> int:
 # ---- one algorithm
 
 
-def _one(word: str, keys: Keys) -> Report:
+def _one(word: str, keys: Keys, say: Say) -> Report:
     notes: tuple[str, ...] = ()
     if word.endswith((".yaml", ".yml")):
         recipe = read_recipe(word)
@@ -155,9 +157,9 @@ def _one(word: str, keys: Keys) -> Report:
     else:
         name = word
     if name in PRESETS:
-        report = of_preset(name, _options(name, keys), _situation(name, keys))
+        report = of_preset(name, _options(name, keys), _situation(name, keys), say)
     elif ".py" in name:
-        report = of_own(name, keys)
+        report = of_own(name, keys, say)
     else:
         raise InputError(
             f"{name!r} is no algorithm.{did_you_mean(name, list(PRESETS))}\n"
@@ -212,7 +214,7 @@ def _mismatch(rule: Mapping[str, Any]) -> Mismatch:
     return Mismatch(**rule)
 
 
-def of_preset(name: str, options: dict[str, Any], situation: Situation) -> Report:
+def of_preset(name: str, options: dict[str, Any], situation: Situation, say: Say = lambda _: None) -> Report:
     """Five worlds, two prompts in a step where that is small enough, and the checks."""
     cases = [Case(name, options, world, situation) for world in ONE_WORLDS]
     algorithm = cases[0].build()
@@ -224,7 +226,11 @@ def of_preset(name: str, options: dict[str, Any], situation: Situation) -> Repor
         cases.append(Case(name, options, "fixed", replace(situation, groups=2)))
     if cases[0].has_critic:
         cases += [Case(name, options, "variable, steps", replace(situation, critic=c)) for c in ("zero", "exact")]
-    rows = [certify(case) for case in cases]
+    rows = []
+    for number, case in enumerate(cases, start=1):
+        say(f"world {case.where} ({number} of {len(cases)})")
+        rows.append(certify(case))
+    say("checks")
 
     def make(group_size: int) -> Algorithm:
         return Case(name, {**options, "group_size": group_size}, "variable", situation).build()
@@ -233,10 +239,12 @@ def of_preset(name: str, options: dict[str, Any], situation: Situation) -> Repor
         options.get("scale_by_std", "scale_by_std" in cases[0].values)
     )
     checks = run_checks(algorithm, None if name == "sft" else make, compares)
-    return Report((Part(name, PRESETS[name].about, tuple(rows)),), checks=tuple(checks))
+    changed = ", ".join(f"{key}={value}" for key, value in options.items())
+    about = PRESETS[name].about + (f"; here with {changed}" if changed else "")
+    return Report((Part(name, about, tuple(rows)),), checks=tuple(checks))
 
 
-def of_own(name: str, keys: Keys) -> Report:
+def of_own(name: str, keys: Keys, say: Say = lambda _: None) -> Report:
     """A user's class: what it expects on every world, and the checks."""
     given = {key: value for key, value in keys.items() if key != "expect"}
     if void := [key for key in given if key in SITUATION_KEYS]:
@@ -253,7 +261,9 @@ def of_own(name: str, keys: Keys) -> Report:
     rehearse(algorithm)
     expects = stated_by(algorithm, keys["expect"].value if "expect" in keys else None)
     own = Own(name, algorithm, options, expects)
+    say("every response of five worlds")
     rows = certify_all(own)
+    say("checks")
     sized = make if _has_size(algorithm) else None
     checks = run_checks(algorithm, sized, compares=expects != "elsewhere")
     about = {"unbiased": "its author states: unbiased", "multiple": "it should be a positive multiple of the target"}

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from hotcold.lab.case import ABOUT_WORLDS
 from hotcold.verify.report import HEADER, HEADER_EXPLAINED, Part, Report, cells
 
+MULTIPLE = 'a positive multiple of the target, as of every algorithm without expects = "elsewhere"'
 MOST = (58, 44)  # characters of the first two columns; a longer cell pushes the rest
 
 
@@ -69,7 +70,8 @@ def _differing(report: Report) -> Iterator[str]:
     yield "differs from what is stated"
     for certificate in report.differing:
         yield f"! {certificate.case.label}; {certificate.case.where}"
-        yield f"    stated:   {certificate.predicted}"
+        stated = MULTIPLE if certificate.predicted == "multiple" else certificate.predicted
+        yield f"    stated:   {stated}"
         off = certificate.off_stated
         sums = "" if off is None or off <= 1e-9 else f"; the stated sums differ by {off:.2g}"
         yield f"    measured: {certificate.verdict}{sums}"
