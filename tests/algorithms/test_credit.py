@@ -395,6 +395,11 @@ def test_a_name_that_is_left_out_is_that_of_the_preset_or_of_the_place() -> None
     assert complete_names(None, None, ("loss", "k3")) == ("loss", "k3")
 
 
+def test_the_exact_kl_of_an_imitator_is_in_no_reward() -> None:
+    assert kl_from_names(0.1, None, None, None, (None, "exact")) == ExactKL(0.1, in_reward=False)
+    assert kl_from_names(0.1, None, "exact", None, ("reward", "k1")) == ExactKL(0.1, in_reward=True)
+
+
 def test_an_estimate_from_samples_is_refused_where_rows_are_chosen() -> None:
     for placement, estimator in ((None, "k2"), ("loss", "k3"), ("reward", None)):
         with pytest.raises(InputError, match="does not fit an algorithm that imitates"):

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -37,3 +39,9 @@ def test_wrong_shapes_and_margins_are_errors():
         preference_loss(torch.zeros(2), torch.zeros(2), torch.zeros(3))
     with pytest.raises(ValueError, match="margin"):
         preference_loss(torch.zeros(2), torch.zeros(2), float("nan"))
+
+
+def test_a_margin_may_be_a_number_in_a_tensor():
+    """0.5 - 0 - 0.5 = 0: log 2 for each pair."""
+    chosen, rejected = f64([0.5, 1.5]), f64([0.0, 1.0])
+    assert_equal(preference_loss(chosen, rejected, margin=torch.tensor(0.5)), [math.log(2)] * 2)

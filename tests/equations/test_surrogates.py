@@ -192,6 +192,13 @@ def test_a_dual_clip_below_the_band_leaves_gains_alone():
     assert_equal(clipped_surrogate(log_ratio, f64([[1.0, -1.0]]), clip_high=9.0, dual_clip=1.1), [[-5.0, 1.1]])
 
 
+def test_at_the_bound_of_the_dual_clip_the_gradient_still_flows():
+    """As at the edges of the band: a token is stopped beyond the bound, not at it."""
+    log_ratio = f64([[1.0]]).requires_grad_()
+    loss = clipped_surrogate(log_ratio, f64([[-1.0]]), dual_clip=float(log_ratio.detach().exp()))
+    assert_equal(slope(loss, log_ratio), [[math.e]])
+
+
 def test_an_unbounded_objective_saturates_and_its_gradient_keeps_its_sign():
     log_ratio = torch.tensor([[100.0]], requires_grad=True)
     for loss in (clipped_surrogate(log_ratio, -torch.ones(1, 1)), importance_weighted(log_ratio, -torch.ones(1, 1))):
