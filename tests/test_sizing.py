@@ -119,6 +119,25 @@ def test_the_line_bounds_what_a_larger_micro_batch_takes(here: Path) -> None:
     assert 0.5 * line.bytes(tokens) < peak + held <= line.bytes(tokens)
 
 
+@pytest.mark.parametrize(("prompt", "response"), [(1, 1), (4, 1), (300, 1), (1, 300), (300, 300)])
+def test_rows_of_any_shape_are_measured_on_few_tokens(
+    here: Path, monkeypatch: pytest.MonkeyPatch, prompt: int, response: int
+) -> None:
+    ready = assemble(config("grpo"))
+    seen: list[int] = []
+    backward = LocalEngine.backward
+
+    def watched(self: LocalEngine, batch: Any, *args: Any) -> Any:
+        seen.append(int(batch.lengths.sum()))
+        return backward(self, batch, *args)
+
+    monkeypatch.setattr(LocalEngine, "backward", watched)
+    for shares in (False, True):
+        (line,) = measured(ready, Shape(prompt, response, shares))
+        assert line.fixed > 0 and line.per_token > 0
+    assert max(seen) <= 1024 + 256 and len(seen) == (8 if prompt + response > 256 else 4)
+
+
 def test_recomputing_makes_a_token_cheaper(here: Path) -> None:
     runs = [assemble(config("grpo", gradient_checkpointing=on)) for on in (False, True)]
     plain, less = (measured(ready, sizing.longest_row(ready))[0].per_token for ready in runs)

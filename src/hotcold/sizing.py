@@ -29,6 +29,7 @@ SHARE = 0.8  # of what is free, that a run takes where nobody says how much
 MARGIN = 0.85  # of the limit: operations take memory within themselves, and allocators keep some
 LONGEST = 256  # tokens of a made-up row; longer rows are extrapolated from two lengths
 LEAST = 64  # trained tokens in a measured micro-batch
+MOST = 1024  # tokens in it, prompts included, above which it has two rows
 CHUNK = 2**24  # logits that the head computes at once
 MOST_CHUNK = 640  # trained tokens, up to which a whole chunk of the head is measured
 MADE_UP = {"logp_old": -1.0, "logp_ref": -1.5, "kl_old": 0.25, "values_old": 0.125}
@@ -53,7 +54,7 @@ class Shape:
 
     def scaled(self, longest: int) -> Shape:
         scale = min(1.0, longest / self.tokens)
-        return replace(self, prompt=max(1, int(self.prompt * scale)), response=max(2, int(self.response * scale)))
+        return replace(self, prompt=max(1, int(self.prompt * scale)), response=max(1, int(self.response * scale)))
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,7 @@ def _pair(engine: LocalEngine, ready: Assembled, objective: Objective, shape: Sh
     """(fixed, bytes of a further row) from two micro-batches that differ by one row."""
     chunk = CHUNK // ready.model.module.get_input_embeddings().num_embeddings
     wanted = chunk + 2 if objective.model == "policy" and chunk <= MOST_CHUNK else LEAST
-    few = max(2, math.ceil(wanted / shape.response))
+    few = max(2, min(math.ceil(wanted / shape.response), MOST // shape.tokens))
     batch = made_up(ready.algorithm, ready.model.module, shape, few + 1)
     (peak, of_rows), (more, more_of_rows) = (_count(engine, objective, batch, n) for n in (few, few + 1))
     a_row = max(more - peak, more_of_rows - of_rows, 0)
@@ -286,7 +287,7 @@ def made_up(algorithm: Algorithm, module: Any, shape: Shape, rows: int) -> Batch
         [
             Rollout(
                 prompt,
-                ids(shape.response - (i == 0)),
+                ids(max(1, shape.response - (i == 0))),
                 group=i // size,
                 episode=i,
                 reward=float(i % 2) + 0.125 * (i // size) if algorithm.plan else None,
