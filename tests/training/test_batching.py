@@ -12,8 +12,9 @@ from hotcold.algorithms.base import Forward, Objective, TokenLoss
 from hotcold.algorithms.losses import ClippedLoss, importance_weighted_loss, policy_gradient_loss
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.equations import policy_gradient, sum_per_response
+from hotcold.errors import OutOfMemory
 from hotcold.training import batching
-from hotcold.training.batching import Cut, _probes, _together, layout, micro_batches, minibatch_rows, skippable
+from hotcold.training.batching import Cut, Room, _probes, _together, layout, micro_batches, minibatch_rows, skippable
 
 PLAIN = Objective(policy_gradient_loss, sum_per_response)
 
@@ -370,3 +371,42 @@ def test_a_large_batch_is_asked_in_parts() -> None:
     assert sizes == [[4], [2, 2], [1, 1, 1, 1], [1, 1, 1, 1]]
     assert [len(part) for part in _together(probes[:3], 2**17)] == [2, 1]
     assert [float(logp) for part in _together(probes, 2**17) for logp, _ in part] == [0, 1, 2, 3]
+
+
+# ------------------------------------------------------------------ out of memory
+
+
+def attempts(lengths: list[int], room: Room, fits: int) -> list[list[list[int]]]:
+    """The micro-batches that `work` is given; more than `fits` rows at once run out of memory."""
+    batch, tried = batch_of_lengths(lengths), []
+
+    def work(micro: list[list[int]]) -> None:
+        tried.append(micro)
+        if max(map(len, micro)) > fits:
+            raise OutOfMemory("full")
+
+    room.run(batch, micro_batches(batch, range(len(lengths)), room.cut), work)
+    return tried
+
+
+def test_a_cut_that_is_larger_than_the_batch_is_halved_until_it_cuts() -> None:
+    """Twelve rows of 17 tokens, 204 in all, in one micro-batch of 4096: 128, which holds seven, is the first to cut."""
+    room = Room(Cut(4096))
+    assert attempts([17] * 12, room, fits=8) == [[list(range(12))], [list(range(7)), list(range(7, 12))]]
+    assert room.cut.tokens_per_microbatch == 128 and room.num_halved == 5
+
+
+def test_a_cut_is_halved_as_often_as_it_takes_and_down_to_single_rows() -> None:
+    """100 tokens: five rows of 17; 50: two; 25: one."""
+    room = Room(Cut(100))
+    sizes = [[len(rows) for rows in micro] for micro in attempts([17] * 6, room, fits=1)]
+    assert sizes == [[5, 1], [2, 2, 2], [1] * 6]
+    assert room.cut.tokens_per_microbatch == 25 and room.num_halved == 2
+    room = Room(Cut(3))
+    assert attempts([1, 1], room, fits=1) == [[[0, 1]], [[0], [1]]] and room.cut.tokens_per_microbatch == 1
+
+
+def test_a_row_that_does_not_fit_alone_is_named_by_the_longest() -> None:
+    for cut in (Cut(40), Cut(1)):
+        with pytest.raises(OutOfMemory, match="a single row of 17 tokens"):
+            attempts([5, 17, 9], Room(cut), fits=0)

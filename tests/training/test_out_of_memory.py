@@ -18,7 +18,6 @@ from hotcold.batch import Batch, collate
 from hotcold.engines.local import LocalEngine, Trainee
 from hotcold.errors import InputError, OutOfMemory
 from hotcold.models.critic import Critic
-from hotcold.training import batching
 from hotcold.training.batching import Cut, Room
 from hotcold.training.record import UpdateRecord
 from tests.toy_policies import ragged_rollouts, relative_gap, run_update, tiny_llama
@@ -112,23 +111,6 @@ def test_a_row_that_does_not_fit_alone_is_an_error_that_says_what_to_do() -> Non
         run(engine, RLOO(group_size=4))
     assert "max_tokens" in str(error.value) and "gradient_checkpointing" in str(error.value)
     assert all(torch.equal(a, b) for a, b in zip(engine.parameters(), engine.start, strict=True))
-
-
-def test_a_cut_that_is_larger_than_the_batch_is_halved_until_it_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twelve rows of at most 17 tokens, 204 with padding, in one micro-batch of 4096: 128 is the first that cuts."""
-    monkeypatch.setattr(batching, "PADDING", 1.0)
-    batch = collate(ragged_rollouts())
-    tried: list[int] = []
-
-    def work(micro: list[list[int]]) -> int:
-        tried.append(len(micro))
-        if len(micro) == 1:
-            raise OutOfMemory("full")
-        return len(micro)
-
-    room = Room(Cut(4096))
-    assert room.run(batch, [list(range(12))], work) == tried[-1] > 1
-    assert room.cut.tokens_per_microbatch == 128 and room.num_halved == 5 and len(tried) == 2
 
 
 def test_other_errors_are_not_taken_for_it() -> None:
