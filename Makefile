@@ -30,7 +30,7 @@ smollm2: $(VENV)/.base
 learn: $(VENV)/.dev
 	$(BIN)/python benchmarks/learn.py $(LEARN)
 
-# Half an hour: small faults in the equations, one at a time, each of which a test must see; fails below 98 %.
+# Ten minutes: small faults in the equations, one at a time, each of which a test must see; fails below 98 %.
 # make mutants MUTANTS='--only equations/returns.py --out FOLDER' runs a part of it.
 mutants: $(VENV)/.dev
 	$(BIN)/python benchmarks/mutants.py $(MUTANTS)
