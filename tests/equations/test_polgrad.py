@@ -1,13 +1,18 @@
-"""Our equations against polgrad (Apache-2.0), written by other people from the same papers, on random rows.
+"""Our equations against polgrad (Apache-2.0), written by other people from the same papers, on random ragged batches.
 
-Values and gradients, wherever both define the same thing. Not compared: whitening (population variance here, sample
-variance there) and whatever polgrad refuses (gaps in the mask of gae, groups of one).
+Values and gradients, wherever both define the same thing. Not compared, and why:
+- whitening: the variance of the population here, as the batch is all there is to be whitened; of a sample there;
+- a mask with gaps in gae, groups of one: polgrad refuses them; here a tool's tokens stand between trained ones, and a
+  group of one has advantage 0 or NaN by choice of the baseline;
+- eps in the division by the std: none here, where a group without variance is found exactly; compared at eps = 0.
 """
 
-import math
+from collections.abc import Sequence
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from hotcold.equations import (
@@ -39,7 +44,6 @@ polgrad = pytest.importorskip("polgrad")
 
 LENGTHS = (5, 1, 3, 8, 2, 4)
 WIDTH = 8
-SEEDS = range(5)
 ALL = polgrad.Aggregation
 WEIGHTINGS = {
     "token_mean": (ALL.TOKEN_MEAN, mean_per_token),
@@ -61,16 +65,20 @@ SURROGATES = {
 class Rows:
     """Ragged rows of random numbers; outside the mask something that must not matter."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, lengths: Sequence[int] = LENGTHS):
         self.random = torch.Generator().manual_seed(seed)
-        self.mask = torch.tensor([[t < length for t in range(WIDTH)] for length in LENGTHS])
+        self.lengths = lengths
+        self.mask = torch.tensor([[t < length for t in range(WIDTH)] for length in lengths])
         self.logp = (-self.normal().abs()).requires_grad_()
         self.old = (self.logp + 0.5 * self.normal()).detach()
         self.ref = (self.logp + 0.7 * self.normal()).detach()
         self.advantages = self.normal()
 
+    def __repr__(self) -> str:
+        return f"rows of {self.lengths} tokens"
+
     def normal(self) -> Tensor:
-        return torch.randn(len(LENGTHS), WIDTH, dtype=torch.float64, generator=self.random)
+        return torch.randn(len(self.lengths), WIDTH, dtype=torch.float64, generator=self.random)
 
     @property
     def log_ratio(self) -> Tensor:
@@ -78,6 +86,13 @@ class Rows:
 
     def cut(self, values: Tensor) -> Tensor:
         return torch.where(self.mask, values, 0.0)
+
+
+RAGGED = st.builds(Rows, st.integers(0, 2**31 - 1), st.lists(st.integers(1, WIDTH), min_size=1, max_size=7))
+GROUPS = st.lists(st.integers(2, 4), min_size=1, max_size=3).map(
+    lambda sizes: [g for g, n in enumerate(sizes) for _ in range(n)]
+)
+fixed = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def same(ours: Tensor, theirs: Tensor) -> None:
@@ -100,11 +115,11 @@ def their_loss(config, rows: Rows, **more):
     return polgrad.policy_loss(config, response_mask=rows.mask, **given, **more)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", SURROGATES)
-def test_surrogates_have_polgrads_value_and_gradient_at_every_token(name: str, seed: int) -> None:
+@fixed
+@given(rows=RAGGED)
+def test_surrogates_have_polgrads_value_and_gradient_at_every_token(name: str, rows: Rows) -> None:
     config, ours = SURROGATES[name]
-    rows = Rows(seed)
     theirs = their_loss(their_config(*config), rows).per_token_objective
     same_with_gradient(rows.cut(ours(rows.logp, rows.log_ratio, rows.advantages)), theirs, rows.logp)
 
@@ -117,11 +132,11 @@ def test_the_random_rows_reach_every_branch_of_the_clips() -> None:
     assert bool((~up & (ratio > 1.5)).any())
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", WEIGHTINGS)
-def test_a_weighted_loss_is_polgrads_aggregated_one(name: str, seed: int) -> None:
+@fixed
+@given(rows=RAGGED)
+def test_a_weighted_loss_is_polgrads_aggregated_one(name: str, rows: Rows) -> None:
     aggregation, weighting = WEIGHTINGS[name]
-    rows = Rows(seed)
     loss = clipped_surrogate(rows.log_ratio, rows.advantages)
     same_with_gradient(
         (rows.cut(loss) * weighting(rows.mask)).sum(),
@@ -130,9 +145,9 @@ def test_a_weighted_loss_is_polgrads_aggregated_one(name: str, seed: int) -> Non
     )
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_sequence_ratio_is_polgrads_and_so_is_its_gradient(seed: int) -> None:
-    rows = Rows(seed)
+@fixed
+@given(rows=RAGGED)
+def test_the_sequence_ratio_is_polgrads_and_so_is_its_gradient(rows: Rows) -> None:
     advantages = rows.advantages[:, :1].expand_as(rows.advantages)
     config = their_config("PG_CLIP", (0.1, 0.15), ALL.SEQ_MEAN_TOKEN_MEAN, "SEQUENCE")
     theirs = polgrad.policy_loss(
@@ -142,25 +157,25 @@ def test_the_sequence_ratio_is_polgrads_and_so_is_its_gradient(seed: int) -> Non
     same_with_gradient((rows.cut(loss) * mean_per_response(rows.mask)).sum(), theirs.loss, rows.logp)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_clip_fraction_counts_polgrads_tokens(seed: int) -> None:
-    rows = Rows(seed)
+@fixed
+@given(rows=RAGGED)
+def test_the_clip_fraction_counts_polgrads_tokens(rows: Rows) -> None:
     theirs = their_loss(their_config("PG_CLIP", (0.2, 0.28)), rows)
     ours = clip_selected(rows.log_ratio.detach(), rows.advantages, 0.2, 0.28) & rows.mask
-    assert torch.equal(ours, theirs.clipped_low | theirs.clipped_high) and bool(ours.any())
+    assert torch.equal(ours, theirs.clipped_low | theirs.clipped_high)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("kind", "ours"), [("K1", kl_k1), ("K2", kl_k2), ("K3", kl_k3)])
-def test_estimates_of_the_kl_are_polgrads(kind: str, ours, seed: int) -> None:
-    rows = Rows(seed)
+@fixed
+@given(rows=RAGGED)
+def test_estimates_of_the_kl_are_polgrads(kind: str, ours, rows: Rows) -> None:
     theirs = polgrad.kl_estimate(rows.logp, rows.ref, getattr(polgrad.KLEstimator, kind), response_mask=rows.mask)
     same_with_gradient(rows.cut(ours(rows.logp, rows.ref)), theirs, rows.logp)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_rewards_with_the_kl_and_gae_are_polgrads(seed: int) -> None:
-    rows = Rows(seed)
+@fixed
+@given(rows=RAGGED)
+def test_rewards_with_the_kl_and_gae_are_polgrads(rows: Rows) -> None:
     scores, values = rows.normal()[:, 0], rows.normal()
     shaped = kl_shaped_rewards(scores, rows.old, rows.ref, rows.mask, beta=0.3)
     terminal = terminal_rewards(scores, rows.mask)
@@ -179,9 +194,10 @@ def test_rewards_with_the_kl_and_gae_are_polgrads(seed: int) -> None:
         same(rows.cut(ours + values), returns)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_advantages_against_the_group_are_polgrads(seed: int) -> None:
-    rewards, group = Rows(seed).normal()[:, 0], torch.tensor([4, 7, 4, 7, 7, 4])
+@fixed
+@given(group=GROUPS.flatmap(st.permutations), seed=st.integers(0, 2**31 - 1))
+def test_advantages_against_the_group_are_polgrads(group: list[int], seed: int) -> None:
+    rewards, group = Rows(seed, [1] * len(group)).normal()[:, 0], torch.tensor(group)
     for scale in ("none", "std"):
         theirs = polgrad.grpo_advantages(rewards, group, polgrad.GroupNormConfig(scale=scale, eps=0.0))
         centred = rewards - group_mean(rewards, group)
@@ -189,23 +205,22 @@ def test_advantages_against_the_group_are_polgrads(seed: int) -> None:
     same(rewards - leave_one_out(rewards, group), polgrad.rloo_advantages(rewards, group))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("clip", [None, 0.2])
-def test_losses_of_the_critic_are_polgrads(clip: float | None, seed: int) -> None:
-    rows = Rows(seed)
+@fixed
+@given(rows=RAGGED)
+def test_losses_of_the_critic_are_polgrads(clip: float | None, rows: Rows) -> None:
     values, old, returns = rows.normal().requires_grad_(), rows.normal(), rows.normal()
     theirs = polgrad.value_loss(values, old, returns, rows.mask, clip_eps=clip, aggregation=ALL.TOKEN_MEAN)
     ours = value_loss(values, returns) if clip is None else clipped_value_loss(values, old, returns, clip)
     same_with_gradient((rows.cut(ours) * mean_per_token(rows.mask)).sum(), theirs.loss, values)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_truncated_weights_against_a_samplers_mismatch_are_polgrads(level: str, seed: int) -> None:
-    rows = Rows(seed)
+@fixed
+@given(rows=RAGGED)
+def test_truncated_weights_against_a_samplers_mismatch_are_polgrads(level: str, rows: Rows) -> None:
     sampler = (rows.old + 0.4 * rows.normal()).detach()
     config = their_config("REINFORCE", None, is_correction=polgrad.ISCorrectionConfig(cap=1.25, level=level))
     theirs = their_loss(config, rows, rollout_logprobs=sampler).per_token_objective
     weights = mismatch_weights(rows.old, sampler, rows.mask, "truncate", cap=1.25, level=level)
-    assert math.isclose(float(weights.max()), 1.25) and float(weights[rows.mask].min()) < 1.25
     same_with_gradient(rows.cut(weights * policy_gradient(rows.logp, rows.advantages)), theirs, rows.logp)
