@@ -358,6 +358,7 @@ def main() -> int:
         a.rounds, a.steps = 1, 1
     date = datetime.date.today().isoformat()
     command = f"python benchmarks/against_trl.py --rounds {a.rounds} --steps {a.steps} --threads {a.threads}"
+    command += "" if a.only == [0, 1, 2] else f" --only {' '.join(map(str, a.only))}"
     with tempfile.TemporaryDirectory() as work:
         bench = Bench(a, Path(work))
         results: dict = {
