@@ -22,6 +22,7 @@ from hotcold.config.schema import decided
 from hotcold.engines.local import LocalEngine, Trainee
 from hotcold.errors import InputError, OutOfMemory
 from hotcold.memory import GB, LESS, LiveBytes, as_out_of_memory, free_bytes, held_bytes
+from hotcold.models.chunks import rows_at_once
 from hotcold.training.collect import ReplayedRollouts
 from hotcold.training.dataset import EncodedDemonstrations
 
@@ -30,7 +31,6 @@ MARGIN = 0.85  # of the limit: operations take memory within themselves, and all
 LONGEST = 256  # tokens of a made-up row; longer rows are extrapolated from two lengths
 LEAST = 64  # trained tokens in a measured micro-batch
 MOST = 1024  # tokens in it, prompts included, above which it has two rows
-CHUNK = 2**24  # logits that the head computes at once
 MOST_CHUNK = 640  # trained tokens, up to which a whole chunk of the head is measured
 MADE_UP = {"logp_old": -1.0, "logp_ref": -1.5, "kl_old": 0.25, "values_old": 0.125}
 
@@ -255,7 +255,7 @@ def extrapolated(short: tuple[int, float], long: tuple[int, float], length: int)
 
 def _pair(engine: LocalEngine, ready: Assembled, objective: Objective, shape: Shape) -> tuple[float, float]:
     """(fixed, bytes of a further row) from two micro-batches that differ by one row."""
-    chunk = CHUNK // ready.model.module.get_input_embeddings().num_embeddings
+    chunk = rows_at_once(ready.model.module.get_input_embeddings().num_embeddings)
     wanted = chunk + 2 if objective.model == "policy" and chunk <= MOST_CHUNK else LEAST
     few = max(2, min(math.ceil(wanted / shape.response), MOST // shape.tokens))
     batch = made_up(ready.algorithm, ready.model.module, shape, few + 1)

@@ -14,7 +14,7 @@ from hotcold.algorithms.losses import ClippedLoss, WithTerms
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.engines.local import LocalEngine, Trainee
 from hotcold.equations import sum_per_response
-from hotcold.models import reading as reading_module
+from hotcold.models import chunks
 from hotcold.models.reading import PLAIN, Reading, choose_reading, plain_hidden, shared_hidden
 from hotcold.models.reference import copy_as_reference
 
@@ -85,8 +85,16 @@ def rows() -> Batch:
     return collate(out)
 
 
-def passed(module: Any, reading: Reading, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Loss of each token and gradients of one backward pass with clipped loss, entropy and exact KL."""
+WITH_TERMS = Objective(
+    WithTerms(ClippedLoss(), ExactKL(0.5), entropy_bonus=0.1), sum_per_response, frozenset({"logp", "entropy", "kl"})
+)
+OF_LOGP = Objective(ClippedLoss(), sum_per_response)  # read by `linear_logp`
+
+
+def passed(
+    module: Any, reading: Reading, batch: Batch, objective: Objective = WITH_TERMS
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """log pi of each token and the gradients of one backward pass."""
     other = make_like(module)
     engine = LocalEngine(
         {"policy": Trainee(module, torch.optim.SGD(module.parameters(), lr=0.0))},
@@ -94,13 +102,11 @@ def passed(module: Any, reading: Reading, batch: Batch) -> tuple[torch.Tensor, l
         copy_as_reference(other, "", ""),
         reading={"policy": reading, "reference": reading},
     )
-    loss = WithTerms(ClippedLoss(), ExactKL(0.5), entropy_bonus=0.1)
-    needs = frozenset({"logp", "entropy", "kl"})
     batch = batch.replace(
         advantages=torch.where(batch.response_mask, 1.0 - 2.0 * batch.rewards[:, None], 0.0),
         extras={"beta": torch.full((len(batch),), 0.5)},
     )
-    done = engine.backward(batch, sum_per_response(batch.trained), Objective(loss, sum_per_response, needs))
+    done = engine.backward(batch, sum_per_response(batch.trained), objective)
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in module.parameters()]
     engine.discard("policy")
     assert done.logp is not None
@@ -124,11 +130,12 @@ def test_log_probabilities_and_gradients_are_those_of_plain_rows(name: str, monk
     reading = choose_reading(module)
     assert reading.head is not None
     assert reading.shares_prompts == (name not in SHARES_NOT)
-    logp, expected = passed(module, PLAIN, rows())
-    monkeypatch.setattr(reading_module, "CHUNK_ELEMENTS", 5 * 32)
-    shared, gradients = passed(module, reading, rows())
-    assert float((shared - logp).abs().max()) < 2e-5
-    assert relative(gradients, expected) < 1e-5
+    expected = [passed(module, PLAIN, rows(), objective) for objective in (WITH_TERMS, OF_LOGP)]
+    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 5 * 32)
+    for objective, (logp, gradients) in zip((WITH_TERMS, OF_LOGP), expected, strict=True):
+        found, of_chunks = passed(module, reading, rows(), objective)
+        assert float((found - logp).abs().max()) < 2e-5
+        assert relative(of_chunks, gradients) < 1e-5
 
 
 def test_each_distinct_prompt_is_computed_once() -> None:
@@ -147,7 +154,7 @@ def test_each_distinct_prompt_is_computed_once() -> None:
 
 def test_no_more_logits_than_a_chunk_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     module, batch = make("llama"), rows()
-    monkeypatch.setattr(reading_module, "CHUNK_ELEMENTS", 8 * 32)
+    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 8 * 32)
     sizes: list[int] = []
     module.get_output_embeddings().register_forward_hook(lambda _, __, out: sizes.append(out.shape[0]))
     passed(module, choose_reading(module), batch)

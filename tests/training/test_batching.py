@@ -208,6 +208,14 @@ def test_ragged_rows_are_padded_by_a_tenth_at_most() -> None:
 
 
 @pytest.mark.usefixtures("no_padding_is_cheap")
+def test_a_wider_row_pads_those_that_are_there() -> None:
+    """The longer prompt stands first, with three responses of 10; one of 16 makes it 3 x 6 = 18 columns of padding."""
+    prompts = [((1, 2), 10)] * 3
+    assert by_prompt(with_prompts([*prompts, ((3,), 11)]), 1000) == [[0, 1, 2, 3]]  # 3 of 44, a prompt has 2
+    assert by_prompt(with_prompts([*prompts, ((3,), 16)]), 1000) == [[0, 1, 2], [3]]  # 18 of 64
+
+
+@pytest.mark.usefixtures("no_padding_is_cheap")
 def test_the_padding_inside_the_first_unit_counts_too() -> None:
     units = [0, 0, 1, 1]
     whole = [batch_of_lengths([5, 4, 5, n], units) for n in (4, 3)]  # 2 of 20, 3 of 20

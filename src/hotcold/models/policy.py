@@ -12,7 +12,7 @@ from hotcold.algorithms.base import Forward
 from hotcold.batch import Batch
 from hotcold.equations.logprobs import selected_logp, state_entropy, state_kl
 from hotcold.models.hf import supports_logits_to_keep
-from hotcold.models.linear_logp import Post, linear_logp
+from hotcold.models.linear_logp import linear_logp
 from hotcold.models.reading import NOTHING_BEFORE, PLAIN, Reading, in_chunks, padded_rows, read_hidden
 from hotcold.models.reference import Reference
 
@@ -44,9 +44,10 @@ def measure(
         return _nothing(trained, needs)
     with_kl, with_entropy = "kl" in needs, "entropy" in needs
     inputs = [read_states(module, batch, row, at, reading), batch.tokens[row, at]]
-    if (head := plain_head(module, reading)) is not None and not with_kl and not with_entropy:
-        post = Post(reading.head.scale, reading.head.softcap, temperature) if reading.head is not None else Post()
-        logp, recorded = linear_logp(inputs[0], head.weight, head.bias, inputs[1], post)
+    product = plain_product(module, reading)
+    if product is not None and reading.head is not None and not with_kl and not with_entropy:
+        states, ids = inputs
+        logp, recorded = linear_logp(states, product.weight, product.bias, ids, reading.head, temperature)
         return Measured(Forward(logp=scatter(logp, trained)), scatter(recorded, trained))
     if with_kl and reference is not None:
         with torch.no_grad(), reference.module() as frozen:
@@ -73,7 +74,7 @@ def measure(
     return Measured(forward, None if entropy is None else entropy.detach())
 
 
-def plain_head(module: Any, reading: Reading) -> nn.Linear | None:
+def plain_product(module: Any, reading: Reading) -> nn.Linear | None:
     """The head if it is one product in float32 or wider and no more: no adapter on it, no arithmetic in bf16."""
     if reading.head is None:
         return None

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hotcold.batch import Batch, Rollout, collate
+from hotcold.models.chunks import parts, rows_at_once
 from hotcold.models.hf import cache_of, forward_kwargs, has_row_cache, position_kwargs
 from hotcold.models.kv_cache import select_rows
 
@@ -213,19 +214,17 @@ def read_hidden(trunk: nn.Module, batch: Batch, row: Tensor, at: Tensor, shares_
 
 # ---- chunks
 
-CHUNK_ELEMENTS = 2**24  # logits at once: 64 MB in float32
-
 
 def in_chunks(of: Callable[..., tuple[Tensor, ...]], width: int, *inputs: Tensor) -> list[Tensor]:
     """`of(*inputs)` on chunks of the first dimension, joined; each chunk is computed anew in the backward pass.
 
     `width`: elements that one entry needs while it is computed.
     """
-    size, parts = max(1, CHUNK_ELEMENTS // width), []
-    for start in range(0, len(inputs[0]), size):
-        chunk = [x[start : start + size] for x in inputs]
-        if torch.is_grad_enabled() and len(inputs[0]) > size:
-            parts.append(checkpoint(of, *chunk, use_reentrant=False))
+    num, size, found = len(inputs[0]), rows_at_once(width), []
+    for rows in parts(0, num, size):
+        chunk = [x[rows] for x in inputs]
+        if torch.is_grad_enabled() and num > size:
+            found.append(checkpoint(of, *chunk, use_reentrant=False))
         else:
-            parts.append(of(*chunk))
-    return [torch.cat(values) for values in zip(*parts, strict=True)]
+            found.append(of(*chunk))
+    return [torch.cat(values) for values in zip(*found, strict=True)]

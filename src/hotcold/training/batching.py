@@ -111,17 +111,14 @@ def _by_length(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int) ->
     lengths = batch.lengths.tolist()
     units = sorted(_by_unit(batch, rows), key=lambda unit: (-max(lengths[r] for r in unit), unit[0]))
     out: list[list[int]] = []
-    width = padding = 0
     for unit in units:
-        longest = max(lengths[r] for r in unit)
-        rows_then = (len(out[-1]) if out else 0) + len(unit)
-        wasted = padding + sum(width - lengths[r] for r in unit)
-        if out and rows_then * width <= tokens_per_microbatch and wasted <= max(PADDING * rows_then * width, CHEAP):
-            out[-1] += unit
-            padding = wasted
+        together = [*(out[-1] if out else []), *unit]
+        columns = len(together) * max(lengths[r] for r in together)
+        padding = columns - sum(lengths[r] for r in together)
+        if out and columns <= tokens_per_microbatch and padding <= max(PADDING * columns, CHEAP):
+            out[-1] = together
         else:
             out.append(list(unit))
-            width, padding = longest, sum(longest - lengths[r] for r in unit)
     return out
 
 
@@ -135,29 +132,18 @@ def _by_prompt(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int) ->
     responses = (batch.lengths - batch.prompt_lengths).tolist()
     name = {r: tuple(batch.tokens[r, : prompts[r]].tolist()) for r in rows}
     units = _by_unit(batch, rows)
-    longest = {id(u): max(responses[r] for r in u) for u in units}
-    units.sort(key=lambda u: (-prompts[u[0]], name[u[0]], -longest[id(u)], u[0]))
+    units.sort(key=lambda u: (-prompts[u[0]], name[u[0]], -max(responses[r] for r in u), u[0]))
     out: list[list[int]] = []
-    held: set[tuple[int, ...]] = set()
-    prompt_width = response_width = padding = 0
     for unit in units:
-        names = held | {name[r] for r in unit}
-        widths = max(prompt_width, *(prompts[r] for r in unit)), max(response_width, longest[id(unit)])
-        rows_then = (len(out[-1]) if out else 0) + len(unit)
-        wasted = padding + sum(widths[1] - responses[r] for r in unit)
-        fits = len(names) * widths[0] + rows_then * widths[1] <= tokens_per_microbatch
-        if out and fits and wasted <= max(PADDING * rows_then * widths[1], widths[0], CHEAP):
-            out[-1] += unit
-            held, padding = names, wasted
-            prompt_width, response_width = widths
+        together = [*(out[-1] if out else []), *unit]
+        prompt_width = max(prompts[r] for r in together)
+        columns = len(together) * max(responses[r] for r in together)
+        padding = columns - sum(responses[r] for r in together)
+        fits = len({name[r] for r in together}) * prompt_width + columns <= tokens_per_microbatch
+        if out and fits and padding <= max(PADDING * columns, prompt_width, CHEAP):
+            out[-1] = together
         else:
             out.append(list(unit))
-            held, prompt_width, response_width = (
-                {name[r] for r in unit},
-                max(prompts[r] for r in unit),
-                longest[id(unit)],
-            )
-            padding = sum(response_width - responses[r] for r in unit)
     return out
 
 
