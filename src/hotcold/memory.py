@@ -66,6 +66,11 @@ def resident_bytes() -> int | None:
     return _kilobytes(Path("/proc/self/status"), "VmRSS")
 
 
+def record_bytes() -> int | None:
+    """The most that this process has ever had resident. What getrusage says includes the process that started it."""
+    return _kilobytes(Path("/proc/self/status"), "VmHWM")
+
+
 def _allocated(device: str) -> int:
     return torch.cuda.memory_allocated(device)
 
@@ -202,7 +207,7 @@ class PeakMemory:
         if self._kind != "cpu" or resident_bytes() is None:
             yield
             return
-        before, done = _record(), threading.Event()
+        before, done = record_bytes(), threading.Event()
 
         def look() -> None:
             while not done.wait(self._every):
@@ -217,9 +222,5 @@ class PeakMemory:
             done.set()
             thread.join()
             note(resident_bytes())
-            if (after := _record()) != before:
+            if (after := record_bytes()) != before:
                 note(after)
-
-
-def _record() -> int | None:
-    return _kilobytes(Path("/proc/self/status"), "VmHWM")

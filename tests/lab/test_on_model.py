@@ -24,8 +24,9 @@ from hotcold.config.schema import train_config
 from hotcold.engines.base import Engine, Pass, StepResult
 from hotcold.equations import mean_per_token
 from hotcold.errors import InputError
-from hotcold.lab.on_model import Check, Subject, check_model, shuffled, stirred, with_variance
+from hotcold.lab.on_model import Check, Subject, check_model, shuffled
 from hotcold.lab.probe import Parts, local_engine, norm, relative_gap
+from hotcold.lab.telling import stirred, with_variance
 from hotcold.models.critic import Critic
 from hotcold.models.reading import Head, Reading, choose_reading
 from hotcold.models.reference import FrozenReference, copy_as_reference

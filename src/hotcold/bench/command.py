@@ -6,7 +6,7 @@ import resource
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,7 @@ from hotcold.config.schema import Config, decided
 from hotcold.config.show import to_yaml
 from hotcold.errors import InputError
 from hotcold.launch import matrix_rate
+from hotcold.memory import record_bytes
 from hotcold.models.reference import FrozenReference
 from hotcold.runs import RunFolder
 from hotcold.sampling.replay import ReplayRollouts
@@ -38,8 +39,6 @@ TRIES = 5
 MATRIX = {"cpu": 2048}  # rows of the product whose rate is measured
 MATRIX_OF_A_GPU = 8192  # a smaller one would measure how long a launch takes
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
 OF_A_STEP = ("step", "tokens_per_second", "completions/mean_length", "rows/trained", "rows/skipped")
 
 
@@ -153,9 +152,8 @@ def peak_memory(device: str, steps: list[Seen]) -> int:
     if torch.device(device).type == "cuda":  # the loop counts each part of a step anew
         parts = [seen.metrics.get(key) or 0.0 for seen in steps for key in MEMORY.values()]
         return max(torch.cuda.max_memory_allocated(device), *(int(1e9 * part) for part in parts))
-    with suppress(OSError, StopIteration):  # Linux; what getrusage says there includes the process that started this
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    if (record := record_bytes()) is not None:
+        return record
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 

@@ -12,25 +12,28 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from hotcold.models.hf import accepts
 
-PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
-
 
 def whole_cache(module: nn.Module) -> DynamicCache | None:
     """An empty cache that keeps every position, for models that cache keys and values alone; else None.
 
     Layers with a sliding window keep all positions as well: the mask has the window.
     """
-    try:
-        layers = DynamicCache(config=cast(Any, module.config)).layers
-    except Exception:  # whatever a family's config lacks
-        return None
-    return DynamicCache() if all(type(layer) in PLAIN_LAYERS for layer in layers) else None
+    kinds = _kinds_of_layers(module)
+    return DynamicCache() if kinds is not None and kinds <= {DynamicLayer, DynamicSlidingWindowLayer} else None
 
 
 def bears_gaps(module: nn.Module) -> bool:
     """Whether padding may stand between the tokens of a row: positions are given, and no window counts columns."""
-    layers = DynamicCache(config=cast(Any, module.config)).layers
-    return accepts(module, "position_ids") and all(type(layer) is DynamicLayer for layer in layers)
+    kinds = _kinds_of_layers(module)
+    return accepts(module, "position_ids") and kinds is not None and kinds <= {DynamicLayer}
+
+
+def _kinds_of_layers(module: nn.Module) -> set[type] | None:
+    """Of the cache that the model's family would make; None where it makes another kind of cache."""
+    try:
+        return {type(layer) for layer in DynamicCache(config=cast(Any, module.config)).layers}
+    except Exception:  # whatever a family's config lacks
+        return None
 
 
 def select_rows(cache: Any, rows: Tensor) -> None:

@@ -49,15 +49,17 @@ class _Batch:
     done: Tensor  # [n] tokens sampled
     pad: Tensor  # [n] columns before the first token
     logits: Tensor  # [n, V] of the next token
+    token: Tensor  # [n] the newest
     width: int = 0  # columns in use
 
     def select(self, index: Tensor) -> None:
         self.rows, self.done, self.pad = self.rows[index], self.done[index], self.pad[index]
-        self.logits = self.logits[index]
+        self.logits, self.token = self.logits[index], self.token[index]
 
     def append(self, rows: Tensor, pad: Tensor, logits: Tensor) -> None:
         self.rows, self.pad = torch.cat([self.rows, rows]), torch.cat([self.pad, pad])
         self.done = torch.cat([self.done, torch.zeros_like(rows)])
+        self.token = torch.cat([self.token, torch.zeros_like(rows)])
         self.logits = torch.cat([self.logits, logits]) if len(self.logits) else logits
 
 
@@ -110,7 +112,7 @@ class Decoder:
         slots = min(len(waiting), self.budget.rows, max(1, self.budget.cache_tokens // columns))
         cache, prefix = Slots(slots, columns), self._read_prefix(waiting)
         nothing = torch.zeros(0, dtype=torch.long, device=self.device)
-        batch = _Batch(nothing, nothing, nothing, torch.zeros(0, device=self.device))
+        batch = _Batch(nothing, nothing, nothing, torch.zeros(0, device=self.device), nothing)
         while waiting or len(batch.rows):
             free = slots - len(batch.rows)
             if waiting and (not len(batch.rows) or free >= FREE_SLOTS * slots):
@@ -194,7 +196,8 @@ class Decoder:
         inside = (torch.arange(width, device=self.device)[None, :] >= width - rests[:, None]).long()
         positions = start + (inside.cumsum(1) - 1).clamp(min=0)
         mask = torch.cat([inside.new_ones(len(prompts), start), inside], 1)
-        return cache, self._forward(tokens.to(self.device), mask, positions, cache)
+        logits, cache = self._forward(tokens.to(self.device), mask, positions, cache)
+        return cache, logits
 
     # ---- rows that stay together: caches that cannot take or drop rows, and have read their padding
 
@@ -209,10 +212,10 @@ class Decoder:
     def _decode_together(self, rows: list[int]) -> None:
         tokens = torch.tensor([self.prompts[i] for i in rows], device=self.device)
         positions = torch.arange(tokens.shape[1], device=self.device)[None].expand_as(tokens)
-        logits = self._forward(tokens, None, positions, None)
+        logits, cache = self._forward(tokens, None, positions, None)
         index = torch.tensor(rows, device=self.device)
         zeros = torch.zeros_like(index)
-        batch, cache = _Batch(index, zeros, zeros, logits, tokens.shape[1]), self.cache
+        batch = _Batch(index, zeros, zeros, logits, zeros, tokens.shape[1])
         alive = torch.ones_like(index, dtype=torch.bool)
         while True:
             alive = self._sample(batch, alive)
@@ -225,7 +228,7 @@ class Decoder:
     def _sample(self, batch: _Batch, alive: Tensor | None = None) -> Tensor:
         """The next token of each row, written down; which of the rows go on. Those not `alive` only fill."""
         ids, logp = self.choose(batch.logits, batch.rows, batch.done)
-        self.token = ids
+        batch.token = ids
         rows, done = batch.rows, batch.done
         if alive is not None:
             ids, logp, rows, done = ids[alive], logp[alive], rows[alive], done[alive]
@@ -247,11 +250,10 @@ class Decoder:
         if mask:
             columns = torch.arange(batch.width, device=self.device)
             shown = (columns[None, :] >= batch.pad[:, None]).long()
-        tokens = self.out.ids[batch.rows, batch.done - 1] if mask else self.token
-        batch.logits = self._forward(tokens[:, None], shown, positions[:, None], cache)
+        batch.logits, _ = self._forward(batch.token[:, None], shown, positions[:, None], cache)
 
-    def _forward(self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> Tensor:
-        """[n, V] logits after the last token."""
+    def _forward(self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        """[n, V] logits after the last token, and the cache."""
         extra: dict[str, Any] = {} if mask is None else {"attention_mask": mask}
         if supports_logits_to_keep(self.module):
             extra["logits_to_keep"] = 1
@@ -261,5 +263,4 @@ class Decoder:
             **forward_kwargs(self.module, cache),
             **extra,
         )
-        self.cache = cache_of(out)
-        return out.logits[:, -1]
+        return out.logits[:, -1], cache_of(out)

@@ -28,9 +28,10 @@ from hotcold.config.checks import check_run_folder
 from hotcold.config.schema import Config, train_config
 from hotcold.errors import InputError
 from hotcold.lab.of_run import Bench, RunReport, StepFigures, effective_sizes, measure_step, scored
-from hotcold.lab.on_model import Check, Subject, check_model, with_variance
+from hotcold.lab.on_model import Check, Subject, check_model
 from hotcold.lab.probe import OneStep, Parts, local_engine
 from hotcold.lab.sketch import CountSketch
+from hotcold.lab.telling import with_variance
 from hotcold.lab.variance import compare
 from hotcold.lineup import Lineup, line_up
 from hotcold.models.adapters import load_adapter_tensors
