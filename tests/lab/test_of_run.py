@@ -98,6 +98,16 @@ def test_the_nearest_checkpoint_stands_in_where_the_right_one_is_gone(grpo: Path
     assert all(s.ess_responses is not None and s.ess_responses < 1 - 1e-6 for s in report.steps)
 
 
+def test_a_checkpoint_that_is_not_whole_is_named_and_skipped(grpo: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(grpo, copy)
+    weights = copy / "checkpoints" / "step_000003" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    report = verify_run(copy, steps=2, prompts=2, dims=64)
+    assert [s.step for s in report.steps] == [1, 3]  # step 4 would need the checkpoint of step 3
+    assert report.notes[0].startswith("checkpoint step_000003 is not whole (")
+
+
 def test_a_critic_and_an_adapter_are_read_from_the_checkpoint(files: Path) -> None:
     run = run_of(files, "ppo", "ppo", "lora.rank=2", "steps=2", "save_every=1", "minibatches=2")
     report = verify_run(run, steps=2, dims=128)

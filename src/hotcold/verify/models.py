@@ -137,7 +137,7 @@ def verify_run(
     config, algorithm = _run_config(path)
     models = _start(path, config, algorithm)
     bench = _bench(config, algorithm, models, prompts, dims, seed)
-    chosen = _chosen(path, steps)
+    chosen, skipped = _chosen(path, steps)
     figures, contributions, rows = [], [], {}
     for step, at, checkpoint in chosen:
         state = _load(checkpoint, models, config, algorithm)
@@ -158,7 +158,7 @@ def verify_run(
         num_parameters=sum(p.numel() for p in bench.parts.parameters("policy")),
         dims=dims,
         newest="" if newest is None else newest.name,
-        notes=_notes(figures),
+        notes=(*skipped, *_notes(figures)),
     )
 
 
@@ -210,12 +210,15 @@ def _bench(config: Config, algorithm: Algorithm, models: Lineup, prompts: int, d
 Source = tuple[int, int, Path | None]  # step of the rollouts, step after which the parameters were saved, where
 
 
-def _chosen(path: Path, number: int) -> list[Source]:
-    """The steps to look at, in order."""
+def _chosen(path: Path, number: int) -> tuple[list[Source], list[str]]:
+    """The steps to look at, in order, and what was skipped."""
     saved: dict[int, Path | None] = {0: None}
+    skipped = []
     for folder in sorted((path / "checkpoints").glob("step_*")):
-        if verify(folder) is None:
+        if (reason := verify(folder)) is None:
             saved[int(folder.name.removeprefix("step_"))] = folder
+        else:
+            skipped.append(f"checkpoint {folder.name} is not whole ({reason}) and was skipped")
     steps = sorted(int(file.stem.removeprefix("step_")) for file in (path / "rollouts").glob("step_*.parquet"))
     if not steps:
         raise InputError(f"{path}/rollouts holds no step: the run has sampled nothing yet.")
@@ -226,7 +229,7 @@ def _chosen(path: Path, number: int) -> list[Source]:
         places = [round(i * (len(exact) - 1) / max(number - 1, 1)) for i in range(number)]
         exact = [exact[-1]] if number == 1 else [exact[place] for place in dict.fromkeys(places)]
     picked = sorted([*exact, *others[: number - len(exact)]], key=lambda n: (nearest[n], n))
-    return [(n, nearest[n], saved[nearest[n]]) for n in picked]
+    return [(n, nearest[n], saved[nearest[n]]) for n in picked], skipped
 
 
 def _in_words(step: int, at: int) -> str:
