@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hotcold.training.health import first_step_note, notes
+import pytest
+
+from hotcold.training.health import RULES, Rule, correlation, first_step_note, notes, spells
 
 
 def step(**changes: Any) -> dict[str, Any]:
@@ -231,3 +233,104 @@ def test_a_kl_of_zero_is_no_fault_where_nothing_moves_or_nothing_holds() -> None
     for metrics in unmoved:
         assert said([metrics] * 7) == [[]] * 7
     assert said([stuck, *[leash(0.1)] * 6]) == [[]] * 7
+
+
+# ------------------------------------------------------------------ what the responses are like
+
+
+def first_said(history: list[dict[str, Any]]) -> list[int]:
+    return [number for number, found in enumerate(said(history), 1) if found]
+
+
+def test_many_truncated_responses_are_said_at_the_fifth_step() -> None:
+    bad = step(**{"completions/truncated": 0.31, "completions/max_length": 64.0})
+    assert first_said([bad] * 7) == [5]
+    (text,) = notes([bad] * 5)
+    assert "0.31" in text and "64 tokens" in text and "max_tokens" in text and "truncated=mask" in text
+    assert said([step(**{"completions/truncated": 0.3})] * 7) == [[]] * 7
+
+
+def test_responses_that_are_nearly_all_the_same_are_said_while_the_reward_is_low() -> None:
+    bad = step(frac_reward_zero_std=0.85, **{"completions/distinct": 0.04, "rewards/exact/mean": 0.4})
+    assert first_said([bad] * 7) == [5]
+    (text,) = notes([bad] * 5)
+    assert "0.04" in text and "0.85" in text and "reward of 0.4" in text
+    for change in ({"completions/distinct": 0.05}, {"frac_reward_zero_std": 0.8}, {"rewards/exact/mean": 0.9}):
+        assert said([{**bad, **change}] * 7) == [[]] * 7
+
+
+def test_little_signal_is_said_at_the_fifth_step_unless_the_reward_is_high() -> None:
+    bad = step(frac_reward_zero_std=0.95, **{"rewards/exact/mean": 0.05})
+    assert first_said([bad] * 7) == [5]
+    assert "0.95 of the prompts" in notes([bad] * 5)[0] and "group_size" in notes([bad] * 5)[0]
+    for change in ({"frac_reward_zero_std": 0.9}, {"rewards/exact/mean": 0.95}):
+        assert said([{**bad, **change}] * 7) == [[]] * 7
+
+
+def test_a_reward_at_its_top_without_spread_is_saturation_and_not_a_lack_of_signal() -> None:
+    done = step(reward=0.99, frac_reward_zero_std=1.0, **{"rewards/exact/mean": 0.99})
+    assert first_said([done] * 7) == [5]
+    (text,) = notes([done] * 5)
+    assert "at its top" in text and "stop_at" in text and "without any signal" not in text
+    assert said([{**done, "frac_reward_zero_std": 0.96}] * 7) == [[]] * 7
+    assert "without any signal" in notes([{**done, "rewards/exact/mean": 0.97}] * 3)[0]
+
+
+def rising(length_after: float, reward_after: float, noise: float = 0.0) -> list[dict[str, Any]]:
+    """20 steps in which length (from 40) and reward (from 0.2) rise on a line, the reward with a saw-tooth on it."""
+    rows = []
+    for i in range(20):
+        reward = 0.2 + (reward_after - 0.2) * i / 19 + noise * (-1) ** i
+        rows.append(step(reward=reward, **{"completions/mean_length": 40 + (length_after - 40) * i / 19}))
+    return rows
+
+
+def test_length_that_grows_with_the_reward_is_said_once_the_window_is_full() -> None:
+    """From step 16 on there is a window; the third look in a row is at step 18. Two straight lines: correlation 1."""
+    history = rising(100.0, 0.8)
+    assert first_said(history) == [18]
+    (text,) = notes(history[:18])
+    # steps 3 to 18: the first four have lengths 40 + 60 (2 ... 5)/19, mean 51.05; the last four (14 ... 17)/19: 88.95
+    assert "51 to 89 tokens" in text and "correlation 1.00" in text and "penalty" in text
+
+
+def test_length_that_grows_little_or_apart_from_the_reward_is_no_matter() -> None:
+    assert first_said(rising(60.0, 0.8)) == []  # 43.7 to 56.3 tokens at most: below 1.5 times
+    assert first_said(rising(100.0, 0.1)) == []  # the reward falls
+    assert first_said(rising(100.0, 0.4, noise=0.2)) == []  # the saw-tooth hides it
+
+
+def test_correlation_is_that_of_a_hand_count() -> None:
+    """Deviations (-1, 0, 1) and (-1, 1, 0): 1 over sqrt(2 x 2)."""
+    assert correlation([1.0, 2.0, 3.0], [1.0, 3.0, 2.0]) == pytest.approx(0.5)
+    assert correlation([1.0, 2.0], [4.0, 4.0]) == 0.0
+
+
+def test_a_sampler_that_is_another_policy_is_said_unless_it_is_corrected_for() -> None:
+    bad = step(**{"mismatch/mean_abs": 0.06, "mismatch/max_abs": 1.5})
+    assert first_said([bad] * 5) == [3]
+    assert "0.06 on average, at most 1.5" in notes([bad] * 3)[0] and "mismatch=truncate" in notes([bad] * 3)[0]
+    assert said([{**bad, "mismatch/mean_abs": 0.05}] * 5) == [[]] * 5
+    assert said([{**bad, "mismatch/weight_mean": 0.97}] * 5) == [[]] * 5
+
+
+# ------------------------------------------------------------------ over a whole run
+
+
+def rule(about: str) -> Rule:
+    return next(rule for rule in RULES if rule.about == about)
+
+
+def test_spells_are_those_that_lasted_long_enough_with_their_first_and_last_row() -> None:
+    bad, good = step(entropy=0.001), step()
+    history = [good, bad, bad, bad, bad, good, bad, bad, good, bad, bad, bad]  # four, two (too few), three
+    assert spells(rule("entropy"), history) == [(1, 4), (9, 11)]
+    assert spells(rule("entropy"), [good] * 6) == spells(rule("entropy"), []) == []
+
+
+def test_a_spell_of_a_trend_begins_with_its_window() -> None:
+    flat = rising(40.0, 0.2)
+    history = [*flat, *rising(100.0, 0.8)]
+    ((first, last),) = spells(rule("length"), history)
+    assert last == 39 and 20 <= first + 15 <= 37, "the window that first shows it reaches into the rising part"
+    assert spells(rule("length"), flat) == []
