@@ -75,6 +75,8 @@ WRITTEN: dict[str, tuple[str, tuple[str, ...], str, Any]] = {
     "critic.warmup": ("ppo", (), "10", 10),
     "drop_zero_variance": ("grpo", (), "true", True),
     "refill": ("grpo", ("drop_zero_variance=true",), "2", 2),
+    "allow_changed": ("grpo", (), "[data,seed]", ("data", "seed")),
+    "watchdog": ("grpo", (), "60", 60.0),
 }
 ELSEWHERE = """
     algorithm model data data.prompt data.split data.chat data.too_long reward reward_weights steps prompts_per_step

@@ -6,7 +6,7 @@ from pathlib import Path
 SRC = Path(__file__).parents[1] / "src" / "hotcold"
 
 LAYERS: list[list[str]] = [
-    ["errors", "user_file", "memory", "equations"],
+    ["errors", "user_file", "files", "stopping", "watchdog", "memory", "equations"],
     ["batch"],
     ["algorithms", "models", "prompts", "chat"],
     ["rewards", "sampling", "engines"],
@@ -19,12 +19,14 @@ LAYERS: list[list[str]] = [
         "lineup",
         "assemble",
         "sizing",
+        "disk",
         "attempt",
         "launch",
         "demo",
         "api",
         "verify",
         "bench",
+        "doctor",
         "cli",
     ],
 ]

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -113,6 +114,33 @@ def test_resuming_needs_the_model_the_rewards_and_the_weights_it_began_with(
     assert "has done 2 steps already, steps=1 is fewer" in capsys.readouterr().err
     assert train("learning_rate=0.01", "resume=auto", "save_every=1", steps=4) == 0
     assert "steps: 4" in Path("runs/one/config.yaml").read_text()
+
+
+def test_what_has_changed_is_listed_and_can_be_allowed_by_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(steps=2) == 0
+    with open("prompts.jsonl", "a") as file:
+        file.write('{"prompt": "9+9=", "answer": "18"}\n')
+    assert train("resume=auto", "learning_rate=0.5", steps=3) == 2
+    said = capsys.readouterr().err
+    assert "learning_rate: 1e-05 then, 0.5 now" in said and "allow_changed=[learning_rate,data]" in said
+    assert train("resume=auto", "learning_rate=0.5", "allow_changed=data", steps=3) == 2
+    assert train("resume=auto", "learning_rate=0.5", "allow_changed=[learning_rate,data]", steps=3) == 0
+    assert [row["learning_rate"] for row in metrics("runs/one")][2] == 0.5
+
+
+def test_a_disk_without_room_for_what_is_kept_is_refused_before_the_start(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints of 3 x 4 bytes for each parameter: two kept, the best one, one being written, and the model."""
+    size = sum(tensor.numel() for tensor in weights("model").values())
+    room = 4 * size * (3 * 4 + 1) + 10_000_000
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1, free=room - 1))
+    words = [write_eval(3), "save_every=2", "keep_checkpoints=2"]
+    assert train(*words, steps=20) == 2
+    said = capsys.readouterr().err
+    assert "4 checkpoints" in said and "keep_checkpoints=2" in said and not Path("runs").exists()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1, free=room))
+    assert train(*words, steps=2) == 0
 
 
 def test_a_score_that_fails_at_once_leaves_the_name_free(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

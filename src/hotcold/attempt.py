@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -12,17 +14,28 @@ from torch import Tensor
 
 from hotcold.assemble import Assembled, algorithm_name
 from hotcold.batch import Batch
-from hotcold.checkpoint import newest_checkpoint, prune, read_state, read_tensors, write_checkpoint, write_folder
+from hotcold.checkpoint import (
+    newest_checkpoint,
+    prune,
+    read_state,
+    read_tensors,
+    tensors_sha256,
+    write_checkpoint,
+    write_folder,
+)
+from hotcold.config.keys import WORKERS
 from hotcold.config.schema import Config
 from hotcold.config.show import flat_values, resolved
 from hotcold.engines.local import LocalEngine, Trainee
 from hotcold.errors import InputError
+from hotcold.intake import EncodedPrompts
 from hotcold.memory import PeakMemory
 from hotcold.models.adapters import adapter_tensors, load_adapter_tensors, save_adapter
 from hotcold.models.critic import save_critic
 from hotcold.models.loading import export_model, load_model
 from hotcold.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
-from hotcold.runs import RunFolder
+from hotcold.runs import RESULT, RunFolder
+from hotcold.stopping import Stopping
 from hotcold.training.console import Console, near
 from hotcold.training.dataset import EncodedDemonstrations, held_out_loss
 from hotcold.training.evaluate import Evaluates, Evaluation, WithLoss, interval_text
@@ -33,8 +46,9 @@ from hotcold.training.update import UpdateSettings
 class Attempt:
     """One attempt of a run: the parts that the loop needs, and what is saved."""
 
-    def __init__(self, ready: Assembled, folder: RunFolder, console: Console):
-        self.ready, self.folder, self.console = ready, folder, console
+    def __init__(self, ready: Assembled, folder: RunFolder, console: Console, stopping: Stopping):
+        self.ready, self.folder, self.console, self.stopping = ready, folder, console, stopping
+        self.saved: Progress | None = None  # what the checkpoint says that this attempt began with
         config, models = ready.config, ready.models
         assert config.learning_rate is not None
         restarted = {objective.model for objective in ready.algorithm.objectives if objective.restart}
@@ -103,8 +117,23 @@ class Attempt:
             refresh=self.ready.sampler.refresh,
             save=self.save,
             reward_names=self.ready.reward_names,
+            key_of_rollouts=self._key_of_rollouts if isinstance(self.ready.train, EncodedPrompts) else None,
+            stopping=self.stopping,
+            saved=self.saved,
             memory=PeakMemory(config.device),
         )
+
+    def _key_of_rollouts(self, progress: Progress) -> str:
+        """Of all that decides the next step's rows, the scores aside: a run is a function only if its rewards are."""
+        ready = self.ready
+        content = {
+            "parameters": tensors_sha256(dict(self.named["policy"])),
+            "base": ready.model.sha256,
+            "data": ready.data_fingerprint,
+            "identity": identity(ready.config),
+            "position": progress.position,
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def _evaluator(self, tokens_per_microbatch: int) -> Evaluates | None:
         watched = self.ready.watched
@@ -155,7 +184,7 @@ class Attempt:
         self._load_parameters(checkpoint)
         for name, optimizer in self.optimizers.items():
             load_optimizer_tensors(optimizer, self.named[name], read_tensors(checkpoint, OPTIMIZER_FILE[name]))
-        progress = Progress(**state["progress"])
+        progress = self.saved = Progress(**state["progress"])
         if state.get("tokens_per_microbatch") != self.ready.config.tokens_per_microbatch:
             progress = replace(progress, tokens_per_microbatch=None)  # somebody has given another number since
         if progress.step > self.ready.config.steps:
@@ -185,7 +214,27 @@ class Attempt:
         if (critic := self.ready.models.critic) is not None:
             write_folder(self.folder.path / "critic", lambda folder: save_critic(critic, folder))
         self.folder.write_card(card(self.ready, progress, evaluation))
+        result = self._result(progress)
+        self.folder.write_result(result)
+        self.console.say(
+            f"SHA-256 of the trained parameters {result['parameters_sha256'][:16]}, "
+            f"of the optimiser {result['optimizer_sha256'][:16]} (whole: {near(self.folder.path / RESULT)})"
+        )
         return model_dir
+
+    def _result(self, progress: Progress) -> dict[str, Any]:
+        """What two runs must share to be the same run."""
+        return {
+            "step": progress.step,
+            "parameters_sha256": tensors_sha256(dict(self.named["policy"])),
+            **({"critic_sha256": tensors_sha256(dict(self.named["critic"]))} if "critic" in self.named else {}),
+            **{
+                f"{OPTIMIZER_FILE[name]}_sha256": tensors_sha256(optimizer_tensors(optimizer, self.named[name]))
+                for name, optimizer in self.optimizers.items()
+            },
+            "algorithm": progress.algorithm,
+            "position": progress.position,
+        }
 
     def _export(self, folder: Path) -> None:
         """The whole model; an adapter is merged into what is written."""
@@ -225,9 +274,12 @@ FREE = {  # keys that a continued run may change; models and data are compared b
         "keep_checkpoints",
         "device",
         "threads",
+        "watchdog",
+        "allow_changed",
     ),
     *("eval.data", "eval.every", "eval.samples", "eval.prompts", "tokens_per_microbatch", "max_memory"),
     "gradient_checkpointing",
+    *(key.name for key in WORKERS),
 }
 
 
@@ -252,22 +304,33 @@ def _as_text(value: Any) -> str:
 
 
 def check_same_run(state: dict[str, Any], ready: Assembled) -> None:
-    """A run continues with the data and the algorithm that it began with."""
-    now = identity(ready.config)
-    changed = [
-        f"{key}: {state['identity'].get(key)} then, {now.get(key)} now"
-        for key in sorted({*state["identity"], *now})
-        if state["identity"].get(key) != now.get(key)
-    ]
+    """A run continues with the data and the algorithm that it began with, except where somebody says otherwise."""
+    changed = {key: text for key, text in changes(state, ready).items() if key not in ready.config.allow_changed}
+    if changed:
+        raise InputError(
+            "this run cannot be continued with other settings:\n"
+            + "\n".join(list(changed.values())[:2])
+            + (f"\n... and {len(changed) - 2} more" if len(changed) > 2 else "")
+            + f"\nGive them as they were, or allow it: allow_changed=[{','.join(changed)}]"
+        )
+
+
+def changes(state: dict[str, Any], ready: Assembled) -> dict[str, str]:
+    """By key: in what the run at hand is another one than the run that was saved."""
+    then, now = state["identity"], identity(ready.config)
+    found = {
+        key: f"{key}: {then.get(key)} then, {now.get(key)} now"
+        for key in sorted({*then, *now})
+        if then.get(key) != now.get(key)
+    }
     if state["base_sha256"] != ready.model.sha256:
-        changed.append("the starting model's weights are not the same")
+        found["model"] = "the starting model's weights are not the same"
     reference = ready.models.reference
     if reference is not None and state.get("reference_sha256") != reference.sha256:
-        changed.append("the reference's weights are not the same")
+        found["reference"] = "the reference's weights are not the same"
     if state["data_sha256"] != ready.data_fingerprint:
-        changed.append("the training prompts are not the same")
-    if changed:
-        raise InputError("this run cannot be continued with other settings:\n" + "\n".join(changed[:3]))
+        found["data"] = "the training prompts are not the same"
+    return found
 
 
 def card(ready: Assembled, progress: Progress, evaluation: Evaluation | None) -> str:

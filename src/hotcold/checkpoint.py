@@ -15,14 +15,18 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from hotcold.files import operation, rename, sync
 
 MANIFEST = "MANIFEST.json"
 STEP = re.compile(r"step_(\d+)")
@@ -39,12 +43,14 @@ def write_checkpoint(
     sweep(folder.parent)
     with _written_aside(folder) as partial:
         export_model(partial)
-        (partial / "trainer").mkdir()
+        trainer = partial / "trainer"
+        trainer.mkdir()
         for stem, group in tensors.items():
-            save_file(group, partial / "trainer" / f"{stem}.safetensors")
-        (partial / "trainer" / "state.json").write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+            operation("write", trainer / f"{stem}.safetensors")
+            save_file(group, trainer / f"{stem}.safetensors")
+        _write(trainer / "state.json", json.dumps(state, indent=1) + "\n")
         text = _manifest_text([_entry(partial, path) for path in _files(partial)])
-        (partial / MANIFEST).write_text(text, encoding="utf-8")
+        _write(partial / MANIFEST, text)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -98,7 +104,7 @@ def prune(checkpoints: Path, keep: int, always: set[str]) -> None:
             # renamed first, so that a kill in between never leaves half a checkpoint under its name
             doomed = _hidden(folder, "doomed")
             shutil.rmtree(doomed, ignore_errors=True)
-            folder.rename(doomed)
+            rename(folder, doomed)
             shutil.rmtree(doomed)
 
 
@@ -128,6 +134,18 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, types, shapes and bytes; the order does not matter."""
+
+    def of(name: str) -> str:
+        tensor = tensors[name].detach().cpu().contiguous()
+        head = f"{name} {tensor.dtype} {list(tensor.shape)} "
+        return head + hashlib.sha256(memoryview(tensor.flatten().view(torch.uint8).numpy())).hexdigest()
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashing lets other threads run
+        return hashlib.sha256("\n".join(pool.map(of, sorted(tensors))).encode()).hexdigest()
+
+
 @contextmanager
 def _written_aside(folder: Path) -> Iterator[Path]:
     """An empty folder beside `folder`; what is in it at the end is made durable and takes the place of `folder`."""
@@ -135,6 +153,7 @@ def _written_aside(folder: Path) -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
+        operation("write", partial)
         with _as_os_errors(partial):
             yield partial
         for path in [*_files(partial), *[p for p in partial.rglob("*") if p.is_dir()], partial]:
@@ -162,10 +181,10 @@ def _replace(partial: Path, folder: Path) -> None:
     is_replaced = folder.exists()
     if is_replaced:
         shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
+        rename(folder, old)
     try:
-        partial.rename(folder)
-    except OSError:
+        rename(partial, folder)
+    except BaseException:
         if is_replaced:
             old.rename(folder)
         raise
@@ -214,12 +233,9 @@ def _looks_whole(folder: Path) -> bool:
         return False
 
 
-def sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _write(path: Path, text: str) -> None:
+    operation("write", path)
+    path.write_text(text, encoding="utf-8")
 
 
 def _files(folder: Path) -> list[Path]:

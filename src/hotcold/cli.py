@@ -18,11 +18,12 @@ import typer
 
 from hotcold.config import help_texts
 from hotcold.config.sources import read_arguments
-from hotcold.errors import InputError, NotAvailableError, did_you_mean
+from hotcold.errors import DiskError, InputError, NotAvailableError, did_you_mean
+from hotcold.stopping import Stopped
 
-VERBS = ("train", "eval", "sample", "verify", "bench", "demo")
-LATER_VERBS = ("doctor", "report", "view", "compare", "export", "import")
-RESUMABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+VERBS = ("train", "eval", "sample", "verify", "bench", "doctor", "demo")
+LATER_VERBS = ("report", "view", "compare", "export", "import")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 MAX_LINES = 5  # of an error
 
 # Help is ours (`help_texts`), and KEY=VALUE and --KEY VALUE are read by `config.sources`, not by typer.
@@ -113,6 +114,16 @@ def bench(
 
 
 @app.command(context_settings=_OURS)
+def doctor(
+    context: typer.Context,
+    as_json: bool = typer.Option(False, "--json"),
+    debug: bool = typer.Option(False, "--debug"),
+    show_help: bool = typer.Option(False, "--help"),
+) -> None:
+    _verb(lambda: _doctor(context.args, as_json), lambda: help_texts.DOCTOR, show_help, debug)
+
+
+@app.command(context_settings=_OURS)
 def demo(
     context: typer.Context,
     debug: bool = typer.Option(False, "--debug"),
@@ -188,6 +199,12 @@ def _bench(tokens: Sequence[str], as_json: bool) -> None:
     _print(json.dumps(measured.as_json(), indent=2, ensure_ascii=False) if as_json else as_text(measured))
 
 
+def _doctor(tokens: Sequence[str], as_json: bool) -> int:
+    from hotcold.doctor.command import doctor as run_doctor
+
+    return run_doctor(tokens, as_json, _print, lambda text: print(f"hotcold: {text}", file=sys.stderr, flush=True))
+
+
 def _demo(tokens: Sequence[str]) -> int:
     words, keys = read_arguments(tokens)
     unknown = [*words, *(key for key in keys if key not in ("seed", "run"))]
@@ -257,12 +274,8 @@ def _rounded(value: Any) -> str:
 # ---- how a verb ends
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM. Whatever tidies up after Ctrl-C does so here too."""
-
-
 def _terminate(number: int, frame: FrameType | None) -> None:
-    raise _Terminated
+    raise Stopped(number)
 
 
 def _exit(code: int) -> None:
@@ -279,7 +292,7 @@ def _guarded(body: Callable[[], int | None], debug: bool) -> int:
         return 0
     except KeyboardInterrupt as stop:
         _complain("stopped.", debug)
-        return 143 if isinstance(stop, _Terminated) else 130
+        return stop.exit_code if isinstance(stop, Stopped) else 130
     except InputError as error:
         _complain("\n".join(str(error).splitlines()[:MAX_LINES]), debug)
         return 2
@@ -290,7 +303,10 @@ def _guarded(body: Callable[[], int | None], debug: bool) -> int:
 
 
 def _unexpected(error: Exception, debug: bool) -> int:
-    if isinstance(error, OSError) and error.errno in RESUMABLE:
+    if isinstance(error, DiskError):
+        _complain(str(error.strerror), debug)
+        return 75
+    if isinstance(error, OSError) and error.errno in FULL:
         place = f" ({error.filename})" if error.filename else ""
         _complain(f"{error.strerror}{place}. A run continues from its last checkpoint with resume=FOLDER.", debug)
         return 75

@@ -15,6 +15,10 @@ class OutOfMemory(InputError):
     """A computation does not fit in memory. An update goes on with smaller micro-batches, as long as there are any."""
 
 
+class DiskError(OSError):
+    """The disk or the folder of a run takes no more. What was saved is whole, and the run can go on from it."""
+
+
 class NotAvailableError(InputError):
     """A key, preset or quantity that the design names and this version does not build."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -33,20 +34,25 @@ from hotcold.config.checks import check_run_folder
 from hotcold.config.schema import Config, EvalConfig, SampleConfig, decided
 from hotcold.config.show import describe, to_yaml
 from hotcold.config.sources import read_recipe
-from hotcold.errors import InputError
+from hotcold.disk import check_disk
+from hotcold.errors import DiskError, InputError
+from hotcold.files import FAULTS
 from hotcold.intake import EncodedPrompts, check_columns, encode, load_prompts
 from hotcold.models.loading import LoadedModel, load_model
 from hotcold.prompts import Prompt
 from hotcold.runs import RunFolder, default_run_name
 from hotcold.sampling.base import Request
 from hotcold.sizing import sized
+from hotcold.stopping import Stopping
 from hotcold.training.collect import as_text
 from hotcold.training.console import Console, duration, near
 from hotcold.training.evaluate import Evaluation, Evaluator, interval_text
 from hotcold.training.loop import Progress
 from hotcold.training.update import READ_BY_ENGINE
+from hotcold.watchdog import Watchdog
 
 Echo = Callable[[str], None] | None
+STACKS = "stacks.txt"  # of the run folder: where every thread stood when nothing moved
 
 
 @dataclass(frozen=True)
@@ -74,26 +80,61 @@ class Run:
 
 def train(config: Config, echo: Echo = print) -> Run:
     """Train to the end, or continue a run (`resume`)."""
+    with Stopping().listening() as stopping:
+        return _train(config, echo, stopping)
+
+
+def _train(config: Config, echo: Echo, stopping: Stopping) -> Run:
     start = time.perf_counter()
     folder_path, resumed = run_path(config)
     ready = sized(assemble(config), stored_tokens(folder_path) if resumed else None)
-    folder = RunFolder.open(folder_path, to_yaml(ready.config), resumed, environment(ready))
-    console = Console(echo, folder.log)
+    check_disk(ready, folder_path)
     try:
-        with folder:
-            return _run(ready, folder, resumed, console, start)
+        folder = RunFolder.open(folder_path, to_yaml(ready.config), resumed, environment(ready))
+    except OSError as error:
+        raise as_disk_error(error, folder_path, "") from error
+    watchdog = Watchdog(folder.path / STACKS, config.watchdog, lambda text: _note(text, echo, folder))
+    console = Console(echo, folder.log, watchdog.beat)
+    if ready.scorer is not None:
+        ready.scorer.listen(console.warn, folder.log)
+    try:
+        with folder, watchdog.watching():
+            return _run(ready, folder, resumed, console, start, stopping)
     except KeyboardInterrupt:
-        console.say(f"stopped; to go on: hotcold train resume={near(folder.path)}   ({saved(folder)})")
+        console.say(f"stopped; {how_to_go_on(folder)}")
         raise
+    except OSError as error:
+        raise as_disk_error(error, folder.path, how_to_go_on(folder)) from error
     except InputError:
         if not resumed and not RunFolder.read_metrics(folder.path):
             console.say(f"no step was done: {near(folder.path)} is taken away again")
             shutil.rmtree(folder.path)
         else:
-            console.say(f"to go on when this is repaired: hotcold train resume={near(folder.path)}   ({saved(folder)})")
+            console.say(how_to_go_on(folder).replace("to go on", "to go on when this is repaired"))
         raise
     finally:
+        if ready.scorer is not None:
+            ready.scorer.close()
         console.quiet_stage()  # or an interrupted run leaves the terminal without a cursor
+
+
+def _note(text: str, echo: Echo, folder: RunFolder) -> None:
+    """From the watchdog's thread: the console's live line belongs to the main one."""
+    folder.log(text)
+    if echo is not None:
+        echo(text)
+
+
+def how_to_go_on(folder: RunFolder) -> str:
+    return f"to go on: hotcold train resume={near(folder.path)}   ({saved(folder)})"
+
+
+def as_disk_error(error: OSError, folder: Path, then: str) -> OSError:
+    """A fault of the disk under a run says what can be done about it; any other error stays what it is."""
+    if error.errno not in FAULTS:
+        return error
+    what = str(error.filename or folder)
+    return DiskError(error.errno, f"{os.strerror(error.errno)} ({near(what)}). Repair it or make room. {then}".strip())
 
 
 def saved(folder: RunFolder) -> str:
@@ -104,8 +145,8 @@ def saved(folder: RunFolder) -> str:
     return f"from step {read_state(checkpoint)['progress']['step']}, the last one saved"
 
 
-def _run(ready: Assembled, folder: RunFolder, resumed: bool, console: Console, start: float) -> Run:
-    attempt = Attempt(ready, folder, console)
+def _run(ready: Assembled, folder: RunFolder, resumed: bool, console: Console, start: float, stopping: Stopping) -> Run:
+    attempt = Attempt(ready, folder, console, stopping)
     progress = Progress(algorithm=ready.algorithm.state())
     if resumed:
         progress = attempt.resume()
@@ -210,7 +251,7 @@ def matrix_rate(device: str, size: int = 1024, tries: int = 3, dtype: torch.dtyp
 def evaluate(config: EvalConfig) -> dict[str, Any]:
     """`hotcold eval`: scores with intervals of any model on any prompts."""
     device = pick_device(config.device)
-    scorer = make_scorer(config.reward, config.reward_weights)
+    scorer = make_scorer(config)
     prompts = load_prompts(config.data)[: config.prompts]
     check_columns(scorer, prompts, config.data.path)
     model, config = _load_for(config, device)
@@ -222,7 +263,9 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     console = Console(_to_stderr)
     for note in notes:
         console.warn(note)
+    scorer.listen(console.warn, lambda text: None)
     evaluation = evaluator.run(console.stage)
+    scorer.close()
     console.quiet_stage()
     return {"model": config.model, "model_sha256": model.sha256, **evaluation.summary()}
 

@@ -23,11 +23,13 @@ import torch
 from hotcold.batch import Rollout
 from hotcold.checkpoint import sweep, write_folder
 from hotcold.errors import InputError
-from hotcold.sampling.rollout_files import write_rollouts
+from hotcold.files import append_line, write_text
+from hotcold.sampling.rollout_files import read_about, read_rollouts, write_rollouts
 
 CONFIG = "config.yaml"
 START = {"lock", f".{CONFIG}.partial"}  # all there is of a run that was killed before it had a config
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # faults of the disk, not of the name
+RESULT = "result.json"
 PACKAGES = ("hotcold", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 
 
@@ -60,7 +62,7 @@ class RunFolder:
     @classmethod
     def _prepared(cls, path: Path, config_yaml: str, resumed: bool, given: dict[str, Any], lock: int) -> RunFolder:
         if not resumed:
-            _write(path / CONFIG, config_yaml)  # before all else: with it the folder holds a run
+            write_text(path / CONFIG, config_yaml)  # before all else: with it the folder holds a run
         for name in ("rollouts", "eval", "checkpoints"):
             (path / name).mkdir(exist_ok=True)
         sweep(path)
@@ -86,22 +88,37 @@ class RunFolder:
 
     def write_config(self, config_yaml: str) -> None:
         """A continued run may have other steps, machine or intervals than it began with."""
-        _write(self.path / CONFIG, config_yaml)
+        write_text(self.path / CONFIG, config_yaml)
 
     def log(self, text: str) -> None:
-        with open(self.path / "log.txt", "a", encoding="utf-8", errors="backslashreplace") as file:
+        """What was said. A disk that takes no more must not keep a run from saying so."""
+        with (
+            contextlib.suppress(OSError),
+            open(self.path / "log.txt", "a", encoding="utf-8", errors="backslashreplace") as file,
+        ):
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """One line, on the disk before the step's checkpoint. A number that is not finite is written as null, which
         every reader of JSON understands."""
-        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.path / "metrics.jsonl", json.dumps(_finite(row), allow_nan=False))
 
-    def write_rollouts(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        write_rollouts(self.path / "rollouts" / f"step_{step:06d}.parquet", step, rollouts)
+    def write_rollouts(self, step: int, rollouts: Sequence[Rollout], about: dict[str, Any]) -> None:
+        write_rollouts(self._rollouts(step), step, rollouts, about)
+
+    def read_rollouts(self, step: int, key: str) -> tuple[list[Rollout], dict[str, Any]] | None:
+        """The scored rows that an earlier attempt left, with what was said about them, if they belong to `key`."""
+        path = self._rollouts(step)
+        about = read_about(path)
+        if about is None or about.get("key") != key:
+            return None
+        try:
+            return read_rollouts(path)[step], about
+        except (InputError, KeyError):
+            return None
+
+    def _rollouts(self, step: int) -> Path:
+        return self.path / "rollouts" / f"step_{step:06d}.parquet"
 
     def write_eval(self, name: str, content: Any) -> None:
         _write_json(self.path / "eval" / f"{name}.json", content)
@@ -110,10 +127,13 @@ class RunFolder:
         write_folder(self.path / "model", export)
         return self.path / "model"
 
+    def write_result(self, content: dict[str, Any]) -> None:
+        _write_json(self.path / RESULT, content)
+
     def write_card(self, text: str) -> None:
         """The model card, beside the run and inside the model folder, which travels alone."""
-        _write(self.path / "README.md", text)
-        _write(self.path / "model" / "README.md", text)
+        write_text(self.path / "README.md", text)
+        write_text(self.path / "model" / "README.md", text)
 
     @classmethod
     def read_metrics(cls, path: Path) -> list[dict[str, Any]]:
@@ -170,6 +190,14 @@ def _make_private(path: Path) -> None:
         if error.errno in DISK:
             raise
         raise InputError(f"{path} cannot be made ({error.strerror}). Choose another place with run=FOLDER.") from None
+
+
+def writer_of(folder: Path) -> str | None:
+    """Who is at work in a run folder now; the lock is not touched."""
+    holder = _holder(folder / "lock")
+    if holder is None or (_is_of_this_machine(holder) and not _is_alive(holder)):
+        return None
+    return f"process {holder['pid']} on {holder['host']}"
 
 
 _held: set[int] = set()
@@ -291,17 +319,7 @@ def _attempts(path: Path) -> list[dict[str, Any]]:
 
 
 def _write_json(path: Path, content: Any) -> None:
-    _write(path, json.dumps(_finite(content), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    """At once or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_text(path, json.dumps(_finite(content), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
 
 
 def _finite(value: Any) -> Any:

@@ -28,6 +28,7 @@ from hotcold.models.reference import FrozenReference
 from hotcold.runs import RunFolder
 from hotcold.sampling.replay import ReplayRollouts
 from hotcold.sizing import sized
+from hotcold.stopping import Stopping
 from hotcold.training.collect import PromptedRollouts
 from hotcold.training.console import Console
 from hotcold.training.loop import Progress
@@ -103,7 +104,7 @@ def measured_steps(
         source = ready.source
         if isinstance(source, PromptedRollouts):
             source = replace(source, sampler=WatchedSampler(source.sampler, watch))
-        attempt = Attempt(ready, folder, console)
+        attempt = Attempt(ready, folder, console, Stopping())
         loop = replace(
             attempt.loop(),
             source=source,

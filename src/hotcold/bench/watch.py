@@ -197,8 +197,11 @@ class WatchedRecord:
         self.record.append_metrics(row)
         self.steps.append(self.watch.close(row))
 
-    def write_rollouts(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        self.record.write_rollouts(step, rollouts)
+    def write_rollouts(self, step: int, rollouts: Sequence[Rollout], about: dict[str, Any]) -> None:
+        self.record.write_rollouts(step, rollouts, about)
+
+    def read_rollouts(self, step: int, key: str) -> None:
+        """Every step is measured whole."""
 
     def write_eval(self, name: str, content: Any) -> None:
         self.record.write_eval(name, content)

@@ -29,6 +29,15 @@ REWARD = (
     Key("reward", "-", "FILE.py:NAME, FILE.py (its function `reward` or its only one), or a list"),
     Key("reward_weights", "1 each", "one number for each reward"),
 )
+WORKERS = (
+    Key("reward_workers", "auto: 1", "processes for rewards in files; 0: they run in this one, a failure stops the run"),
+    Key("reward_timeout", "60.0", "seconds for one response; for a function that takes all at once, for its call"),
+    Key("reward_retries", "1", "times that a response whose reward failed is tried again"),
+    Key("reward_on_error", "drop", "then: drop (no score, it leaves its group), stop (the run), or a number as score"),
+    Key("reward_max_failures", "0.5", "share of a step's responses without a score, above which the run stops"),
+    Key("reward_memory", "auto: half of what is free", "GB that a worker may take"),
+    Key("reward_env", "-", "names of variables of the environment that rewards may see, as in [API_KEY]"),
+)
 SEED = Key("seed", "0", "fixes every random number; another kind of CPU or GPU rounds differently")
 DEVICE = (
     Key("device", "auto", "auto, cpu, cuda, cuda:1, mps"),
@@ -52,6 +61,7 @@ TRAIN_KEYS: dict[str, tuple[Key, ...]] = {
         *REWARD,
         Key("reference", "the starting model", "beta above 0: the frozen model that the policy is kept near"),
     ),
+    "Rewards in files": WORKERS,
     "How much": (
         Key("steps", "100", "batches of prompts; each is sampled, scored and learnt from"),
         Key("prompts_per_step", "16", "prompts in a batch; the batch has prompts_per_step x group_size responses"),
@@ -176,12 +186,15 @@ TRAIN_KEYS: dict[str, tuple[Key, ...]] = {
         Key("resume", "no", "no; auto: continue `run` if it exists, else start; or a run folder"),
         Key("save_every", "20", "steps between checkpoints; 0 is only the last"),
         Key("keep_checkpoints", "2", "newest checkpoints that are kept, beside the best"),
+        Key("allow_changed", "-", "with resume: a key or a list of keys that may differ from what the run began with"),
+        Key("watchdog", "900", "seconds without any progress, after which stacks.txt says where; 0 is off"),
         SEED,
     ),
 }
 
 EVAL_KEYS: dict[str, tuple[Key, ...]] = {
     "What": (MODEL, *DATA, *REWARD),
+    "Rewards in files": WORKERS,
     "How": (
         Key("samples", "1", "sampled responses per prompt beside the greedy one; 0 is greedy only"),
         Key("prompts", "all", "at most this many prompts"),

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from hotcold.algorithms.presets import NOT_BUILT, PRESETS
 from hotcold.config.checks import (
     check_bounds,
+    check_not_given,
     check_not_truncating,
     check_plain_step,
     check_record,
@@ -22,6 +23,7 @@ from hotcold.config.checks import (
     explain,
     missing,
     samples,
+    void_worker_keys,
 )
 from hotcold.config.keys import (
     ALGORITHM_KEYS,
@@ -45,6 +47,7 @@ from hotcold.config.values import (
     Gigabytes,
     Norm,
     NotNegative,
+    OnError,
     PathText,
     Positive,
     Resume,
@@ -148,14 +151,26 @@ class Settings(BaseModel):
     reasons: dict[str, str] = Field(default_factory=dict, exclude=True, repr=False)
 
 
-class Config(Settings):
+class ScoringSettings(Settings):
+    """What train and eval share beside that: the rewards, and what their workers may take."""
+
+    reward: Rewards = ()
+    reward_weights: RewardWeights = None
+    reward_workers: Annotated[CountOrZero | None, Auto] = None  # None: 1; 0: rewards in files run in this process too
+    reward_timeout: Positive = 60.0  # seconds
+    reward_retries: CountOrZero = 1
+    reward_on_error: OnError = "drop"
+    reward_max_failures: Share = 0.5
+    reward_memory: Gigabytes = None  # GB; None: half of what is free
+    reward_env: Texts = ()
+
+
+class Config(ScoringSettings):
     """`hotcold train`. None means: decided when the model and machine are known (`decided` fills it in)."""
 
     data: TrainData = TrainData()
     algorithm: Any  # the name of a preset, FILE.py:CLASS, or from Python an algorithm
     algorithm_options: dict[str, Any] = {}  # the algorithm's own keys, as given
-    reward: Rewards = ()
-    reward_weights: RewardWeights = None
     reference: PathText | None = None  # None: the starting model
     critic: CriticSettings = CriticSettings()
     lora: LoraKeys = LoraKeys()
@@ -180,6 +195,8 @@ class Config(Settings):
     resume: Resume = "no"
     save_every: CountOrZero = 20
     keep_checkpoints: Count = 2
+    allow_changed: Texts = ()  # keys in which a continued run may differ from the run it was
+    watchdog: NotNegative = 900  # seconds without any progress; 0 is off
 
     @model_validator(mode="before")
     @classmethod
@@ -220,11 +237,9 @@ class Config(Settings):
         return _train_config(read_keywords(keywords))
 
 
-class EvalConfig(Settings):
+class EvalConfig(ScoringSettings):
     """`hotcold eval`."""
 
-    reward: Rewards = ()
-    reward_weights: RewardWeights = None
     samples: CountOrZero = 1
     prompts: Annotated[Count | None, word_for_none("all")] = None  # None: all
     temperature: Positive = 1.0
@@ -236,6 +251,7 @@ class EvalConfig(Settings):
         if not self.reward:
             raise missing("reward")
         check_rewards(self.reward, self.reward_weights)
+        check_not_given(self, {key: needed for key, (_, needed) in void_worker_keys(self).items()})
         return self
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,6 +21,7 @@ import pyarrow.parquet as pq
 
 from hotcold.batch import Rollout
 from hotcold.errors import InputError, did_you_mean
+from hotcold.files import write_file
 from hotcold.rewards.base import LARGEST
 
 INTS, FLOATS = pa.list_(pa.int64()), pa.list_(pa.float64())
@@ -51,18 +51,24 @@ SCHEMA = pa.schema(
 )
 EFFECTIVE = ("response_mask", "steps", "logp_sampler", "truncated", "version", "unit", "greedy_reward")
 ROUNDING = 1e-4  # an engine's log-probability of a certain token may come out this far above 0
+ABOUT = "hotcold.step"
 NEEDED = ("step", "group", "episode", "prompt_ids", "response_ids", "reward")
 
 
-def write_rollouts(path: Path, step: int, rollouts: Sequence[Rollout]) -> None:
-    """At once or not at all."""
+def write_rollouts(path: Path, step: int, rollouts: Sequence[Rollout], about: dict[str, Any] | None = None) -> None:
+    """At once or not at all. `about`: what a reader may want to know of the step as a whole, kept beside the rows."""
     table = pa.Table.from_pylist([_row(step, r) for r in rollouts], schema=SCHEMA)
-    partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as file:
-        pq.write_table(table, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    table = table.replace_schema_metadata({ABOUT: json.dumps(about or {})})
+    write_file(path, lambda file: pq.write_table(table, file))
+
+
+def read_about(path: Path) -> dict[str, Any] | None:
+    """What `write_rollouts` was told of the step; None where the file is missing, broken or silent."""
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+        return json.loads(metadata[ABOUT.encode()])
+    except (OSError, pa.ArrowException, KeyError, ValueError):
+        return None
 
 
 def read_rollouts(path: str | Path) -> dict[int, list[Rollout]]:

@@ -27,6 +27,20 @@ class Collected:
     position: int  # in the prompt order (or the recorded steps) after this step
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     num_refilled: int = 0  # groups that were sampled in place of rejected ones
+    reward_counts: dict[str, int] = field(default_factory=dict)  # what went wrong in scoring, by metric
+
+    def about(self) -> dict[str, Any]:
+        """What is kept beside the rows, in JSON."""
+        return {
+            "position": self.position,
+            "num_refilled": self.num_refilled,
+            "reward_counts": self.reward_counts,
+        }
+
+    @classmethod
+    def restored(cls, rollouts: list[Rollout], about: dict[str, Any]) -> Collected:
+        seconds = {"sample": 0.0, "score": 0.0}
+        return cls(rollouts, about["position"], seconds, about["num_refilled"], about.get("reward_counts", {}))
 
 
 class RolloutSource(Protocol):
@@ -73,6 +87,7 @@ class PromptedRollouts:
         seconds = {"sample": 0.0, "score": 0.0}
         rollouts: list[Rollout] = []
         start = position
+        self.scorer.take_counts()  # of an evaluation before
         wanted, num_refilled = self.prompts_per_step, 0
         for attempt in range(1 + plan.refill):
             rollouts += self._sample_groups(plan, range(position, position + wanted), version, seconds, notify)
@@ -83,7 +98,7 @@ class PromptedRollouts:
                 break
         if start == 0 and all(rollout.reward is None for rollout in rollouts):
             raise RewardError(f"no score (None) for any of the first {len(rollouts)} responses: is a `return` missing?")
-        return Collected(rollouts, position, seconds, num_refilled)
+        return Collected(rollouts, position, seconds, num_refilled, self.scorer.take_counts())
 
     def _sample_groups(
         self, plan: Plan, draws: range, version: int, seconds: dict[str, float], notify: Notify

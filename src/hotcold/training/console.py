@@ -13,15 +13,22 @@ from rich.status import Status
 class Console:
     """Lines go to `echo` and to the run's log; the live line goes to standard error, if that is a terminal."""
 
-    def __init__(self, echo: Callable[[str], None] | None, log: Callable[[str], None] = lambda _: None):
+    def __init__(
+        self,
+        echo: Callable[[str], None] | None,
+        log: Callable[[str], None] = lambda _: None,
+        beat: Callable[[str], None] = lambda _: None,
+    ):
         self._echo = echo
         self._log = log
+        self._beat = beat  # told of everything that moves
         self._rich = RichConsole(stderr=True, highlight=False)
         self._live = echo is not None and self._rich.is_terminal
         self._status: Status | None = None
 
     def say(self, text: str) -> None:
         self.quiet_stage()
+        self._beat(text[:60])
         if self._echo is not None:
             self._echo(text)
         self._log(text)
@@ -31,12 +38,14 @@ class Console:
 
     def stage(self, name: str, done: int, of: int) -> None:
         """A stage of the current step; shown only on a terminal."""
+        text = f"{name} {done}/{of}" if of else name
+        self._beat(text)
         if not self._live:
             return
         if self._status is None:
             self._status = self._rich.status("", spinner="dots")
             self._status.start()
-        self._status.update(f"{name} {done}/{of}" if of else name)
+        self._status.update(text)
 
     def quiet_stage(self) -> None:
         if self._status is not None:

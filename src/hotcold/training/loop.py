@@ -16,6 +16,7 @@ from hotcold.engines.base import Engine
 from hotcold.errors import InputError, RewardError
 from hotcold.memory import GB, PeakMemory
 from hotcold.optim import rate_at
+from hotcold.stopping import Stopping
 from hotcold.training.batching import Room
 from hotcold.training.collect import Collected, RolloutSource, kept, step_batch
 from hotcold.training.console import Console, duration
@@ -61,7 +62,8 @@ class Record(Protocol):
     attempt: int
 
     def append_metrics(self, row: dict[str, Any]) -> None: ...
-    def write_rollouts(self, step: int, rollouts: Sequence[Rollout]) -> None: ...
+    def write_rollouts(self, step: int, rollouts: Sequence[Rollout], about: dict[str, Any]) -> None: ...
+    def read_rollouts(self, step: int, key: str) -> tuple[list[Rollout], dict[str, Any]] | None: ...
     def write_eval(self, name: str, content: Any) -> None: ...
 
 
@@ -77,6 +79,9 @@ class Loop:
     refresh: Callable[[int], None]  # hands new parameters to the sampler
     save: Callable[[Progress], None]  # a checkpoint of this state
     reward_names: Sequence[str] = ()
+    key_of_rollouts: Callable[[Progress], str] | None = None  # what decides a step's rows; None: they are not sampled
+    stopping: Stopping = field(default_factory=Stopping)
+    saved: Progress | None = None  # the last state of which there is a checkpoint
     memory: PeakMemory = field(default_factory=PeakMemory)
     seconds_evaluating: float = 0.0  # of the last evaluation
     seconds_saving: float = 0.0  # of the checkpoint after the last step, reported with the next one
@@ -102,22 +107,23 @@ class Loop:
     def _step(self, progress: Progress) -> tuple[Progress, dict[str, Any], Evaluation | None]:
         start = time.perf_counter()
         number = progress.step + 1
-        collected = self._collect(progress)
-        self.record.write_rollouts(number, collected.rollouts)
-        batch = step_batch(collected.rollouts, self.settings.truncation)
-        batch = batch.select(kept(batch, self.algorithm))
-        self.console.stage("updating", 0, 0)
-        mark = time.perf_counter()
-        _, state, done = update(
-            batch,
-            self.algorithm,
-            progress.algorithm,
-            self.engine,
-            self._update_settings(progress),
-            number,
-            lambda objective: self._rate(objective, number),
-            self.memory,
-        )
+        with self._saved_if_stopped(progress):
+            collected = self._rollouts(progress)
+            batch = step_batch(collected.rollouts, self.settings.truncation)
+            batch = batch.select(kept(batch, self.algorithm))
+            self.console.stage("updating", 0, 0)
+            mark = time.perf_counter()
+            _, state, done = update(
+                batch,
+                self.algorithm,
+                progress.algorithm,
+                self.engine,
+                self._update_settings(progress),
+                number,
+                lambda objective: self._rate(objective, number),
+                self.memory,
+                self.stopping.hold,
+            )
         progress = self._after_out_of_memory(progress, number, done.room)
         seconds = {**collected.seconds, "logp": done.seconds_reading, "update": time.perf_counter() - mark}
         progress = replace(
@@ -132,47 +138,66 @@ class Loop:
         metrics = self._metrics(number, collected, batch, seconds, time.perf_counter() - start)
         metrics.update(done.summary())
         metrics |= self._memory_metrics("sample" in collected.seconds, done.room)
+        self.stopping.release()
         evaluation = None
         if self._due(self.settings.eval_every, number) and self.evaluator is not None:
             evaluation, progress = self._evaluate(progress, metrics)
             metrics |= {**evaluation.summary(), "time/eval": self.seconds_evaluating}
             metrics["time/step"] += self.seconds_evaluating
-        self.record.append_metrics(metrics)
-        self.seconds_saving = 0.0
-        is_best = evaluation is not None and progress.best_step == number
-        if self._due(self.settings.save_every, number) or is_best or self._reached(progress):
-            self._timed_save(progress)
+        with self.stopping.saving():
+            self.record.append_metrics(metrics)
+            self.seconds_saving = 0.0
+            is_best = evaluation is not None and progress.best_step == number
+            due = self._due(self.settings.save_every, number) or is_best or self._reached(progress)
+            if due or self.stopping.is_due:
+                self._save(progress)
+        self.stopping.check()
         return progress, metrics, evaluation
 
-    def _timed_save(self, progress: Progress) -> None:
+    def _save(self, progress: Progress) -> None:
         """After the step's metrics, so that a checkpoint never knows a step that the record does not."""
         mark = time.perf_counter()
-        self.save(progress)
+        with self.stopping.saving():
+            self.save(progress)
+        self.saved = progress
         self.seconds_saving = time.perf_counter() - mark
 
-    def _collect(self, progress: Progress) -> Collected:
-        with self._saved_if_stopped(progress), self.memory.part("sample"):
-            return self.source.collect(self.algorithm, progress.position, progress.version, self.console.stage)
+    def _rollouts(self, progress: Progress) -> Collected:
+        """The scored rows of the next step: those that an earlier attempt left, if the same parameters sampled them."""
+        number, key = progress.step + 1, None
+        if self.key_of_rollouts is not None:
+            key = self.key_of_rollouts(progress)
+            if (found := self.record.read_rollouts(number, key)) is not None:
+                self.console.say(f"step {number}: its scored responses were written before the stop and are used again")
+                return Collected.restored(*found)
+        with self.memory.part("sample"):
+            collected = self.source.collect(self.algorithm, progress.position, progress.version, self.console.stage)
+        self.stopping.check()
+        self.record.write_rollouts(number, collected.rollouts, {"key": key, **collected.about()})
+        return collected
 
     def _evaluate(self, progress: Progress, metrics: dict[str, Any] | None = None) -> tuple[Evaluation, Progress]:
         """`metrics`: of the step before it, which are recorded even if the evaluation fails."""
         assert self.evaluator is not None
         with self._saved_if_stopped(progress, metrics):
+            self.stopping.check()
             evaluation, self.seconds_evaluating = timed(self.evaluator, self.console.stage)
         self.console.quiet_stage()
         return evaluation, self._evaluated(progress, evaluation)
 
     @contextmanager
     def _saved_if_stopped(self, progress: Progress, metrics: dict[str, Any] | None = None) -> Iterator[None]:
-        """The steps that are done are not lost to a fault in a score, nor to Ctrl-C between two updates."""
+        """The steps that are done are not lost to a fault in a score, nor to a signal before parameters change."""
         try:
             yield
         except (RewardError, KeyboardInterrupt):
             self.console.quiet_stage()
+            if self.stopping.holds:  # in the middle of an update: the last checkpoint and the scored rows count
+                raise
             if metrics is not None:
                 self.record.append_metrics(metrics)
-            if progress.step > 0:
-                self.save(progress)
+            if progress.step > 0 and progress != self.saved:
+                self._save(progress)
             raise
 
     def _metrics(
@@ -189,6 +214,7 @@ class Loop:
             **penalties,
             "rows/dropped": len(rollouts) - len(batch),
             "groups/refilled": collected.num_refilled,
+            **collected.reward_counts,
             "learning_rate": rates.get("policy"),
             **({"value/learning_rate": rates["critic"]} if "critic" in rates else {}),
             "tokens_per_second": num_tokens / total if total > 0 else None,

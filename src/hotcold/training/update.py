@@ -42,8 +42,12 @@ def update(
     step: int,
     rate: Callable[[Objective], float],
     memory: PeakMemory | None = None,
+    before_change: Callable[[], None] = lambda: None,
 ) -> tuple[Batch, dict[str, float], UpdateRecord]:
-    """Credit, then every objective's epochs and minibatches. `batch` holds only the rows that take part."""
+    """Credit, then every objective's epochs and minibatches. `batch` holds only the rows that take part.
+
+    `before_change` is called each time before parameters change.
+    """
     room = Room(cut_of(settings))
     record = UpdateRecord(room=room)
 
@@ -75,7 +79,7 @@ def update(
             record.seconds_reading += time.perf_counter() - mark
         weigh = correction if of_policy else None
         with part("update"):
-            apply(batch, objective, skipped, weigh, engine, settings, step, rate(objective), record)
+            apply(batch, objective, skipped, weigh, engine, settings, step, rate(objective), record, before_change)
     return batch, state, record
 
 
@@ -109,9 +113,11 @@ def apply(
     step: int,
     rate: float,
     record: UpdateRecord,
+    before_change: Callable[[], None] = lambda: None,
 ) -> None:
     """The optimiser steps of one objective. `correction` [B, T] multiplies the loss of each token."""
     if objective.restart:
+        before_change()
         engine.restart(objective.model)
     limit = settings.max_grad_norm.get(objective.model)
     part_record = record.of(objective.model)
@@ -136,6 +142,7 @@ def apply(
             engine.discard(objective.model)
             part_record.stop()
             break
+        before_change()
         part_record.add_step(engine.step(objective.model, rate, limit))
 
 
