@@ -75,6 +75,13 @@ WRITTEN: dict[str, tuple[str, tuple[str, ...], str, Any]] = {
     "critic.warmup": ("ppo", (), "10", 10),
     "drop_zero_variance": ("grpo", (), "true", True),
     "refill": ("grpo", ("drop_zero_variance=true",), "2", 2),
+    "reward_workers": ("grpo", (), "3", 3),
+    "reward_timeout": ("grpo", (), "5", 5.0),
+    "reward_retries": ("grpo", (), "0", 0),
+    "reward_on_error": ("grpo", (), "-0.5", -0.5),
+    "reward_max_failures": ("grpo", (), "0.1", 0.1),
+    "reward_memory": ("grpo", (), "800MB", 0.8),
+    "reward_env": ("grpo", (), "[HOME,TERM]", ("HOME", "TERM")),
     "allow_changed": ("grpo", (), "[data,seed]", ("data", "seed")),
     "watchdog": ("grpo", (), "60", 60.0),
 }

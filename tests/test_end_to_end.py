@@ -154,7 +154,8 @@ def test_a_failing_reward_stops_the_run_names_its_line_and_can_be_resumed(
         "    if n == 50:\n        raise RuntimeError('broken on purpose')\n    return float('a' in completion)\n"
     )
     (here / "flaky.py").write_text(flaky)
-    assert train("reward=flaky.py", "eval.every=0", "save_every=0", steps=6) == 2
+    stops = ("reward_on_error=stop", "reward_retries=0")
+    assert train("reward=flaky.py", *stops, "eval.every=0", "save_every=0", steps=6) == 2
     message = capsys.readouterr().err
     assert "broken on purpose" in message and "flaky.py:8" in message and "Traceback" not in message
     done = [row["step"] for row in metrics("runs/one")]

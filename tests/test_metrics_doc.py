@@ -21,6 +21,7 @@ from hotcold.engines.local import LocalEngine, Trainee
 from hotcold.models.critic import Critic
 from hotcold.models.reference import copy_as_reference
 from hotcold.prompts import PromptOrder
+from hotcold.rewards.failures import Ledger, Limits
 from hotcold.training.collect import Collected
 from hotcold.training.console import Console
 from hotcold.training.dataset import DatasetRows
@@ -61,7 +62,8 @@ class Rows:
             )
             for i, y in enumerate(T1.responses)
         ]
-        return Collected(rollouts, position + 1, {"sample": 0.1, "score": 0.1})
+        counts = Ledger(Limits()).take_counts()
+        return Collected(rollouts, position + 1, {"sample": 0.1, "score": 0.1}, reward_counts=counts)
 
 
 class Held:
@@ -77,7 +79,7 @@ class Memory:
     def append_metrics(self, row: dict[str, Any]) -> None:
         self.lines.append(row)
 
-    def write_rollouts(self, step: int, rollouts: Any) -> None: ...
+    def write_rollouts(self, step: int, rollouts: Any, about: Any) -> None: ...
 
     def write_eval(self, name: str, content: Any) -> None: ...
 

@@ -182,7 +182,7 @@ def test_ctrl_c_between_two_updates_loses_no_step(here: Path, capsys: pytest.Cap
         "    if n == 30:\n        raise KeyboardInterrupt\n    return float('a' in completion)\n"
     )  # 2 calls at the start, 12 a step: call 30 is in step 3
     (here / "stop.py").write_text(lines)
-    assert train("reward=stop.py", "save_every=0", "eval.every=0", steps=4) == 130
+    assert train("reward=stop.py", "reward_workers=0", "save_every=0", "eval.every=0", steps=4) == 130
     assert "to go on: hotcold train resume=runs/one   (from step 2, the last one saved)" in capsys.readouterr().out
     assert hotcold("train", "resume=runs/one") == 0
     assert [row["step"] for row in metrics("runs/one")] == [1, 2, 3, 4]

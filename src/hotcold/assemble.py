@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from hotcold.algorithms.options import resolved_values
 from hotcold.algorithms.presets import PRESETS
 from hotcold.algorithms.rehearsal import rehearse
 from hotcold.config.checks import check_reward_given
-from hotcold.config.schema import Config, decided
+from hotcold.config.schema import Config, ScoringSettings, decided
 from hotcold.equations import sum_per_response
 from hotcold.errors import InputError
 from hotcold.intake import (
@@ -36,8 +35,8 @@ from hotcold.lineup import Lineup, check_keys_have_effect, has_critic, line_up
 from hotcold.models.compute import default_dtype
 from hotcold.models.loading import LoadedModel, load_model
 from hotcold.prompts import PromptOrder
-from hotcold.rewards.functions import load_reward
-from hotcold.rewards.scorer import FunctionScorer
+from hotcold.rewards.failures import Limits
+from hotcold.rewards.scorer import FunctionScorer, load_scorer
 from hotcold.sampling.base import SamplingOptions
 from hotcold.sampling.replay import ReplayRollouts
 from hotcold.sampling.transformers_engine import TransformersSampler
@@ -68,7 +67,7 @@ class Assembled:
     sampler: TransformersSampler
     truncation: Truncation
     mismatch: Mismatch | None
-    reward_names: tuple[str, ...]
+    scorer: FunctionScorer | None
     data_fingerprint: str
     notes: tuple[str, ...]
 
@@ -76,11 +75,15 @@ class Assembled:
     def model(self) -> LoadedModel:
         return self.models.policy
 
+    @property
+    def reward_names(self) -> tuple[str, ...]:
+        return () if self.scorer is None else self.scorer.names
+
 
 def assemble(config: Config) -> Assembled:
     set_threads(config.threads)
     device = pick_device(config.device)
-    scorer = make_scorer(config.reward, config.reward_weights)
+    scorer = make_scorer(config)
     replay = ReplayRollouts(config.replay_file) if config.replay_file else None
     if replay is not None and config.reasons.get("steps", "default").startswith("default"):
         config = decided(config, {"steps": (len(replay.steps), "as many as the file has")})
@@ -127,7 +130,7 @@ def assemble(config: Config) -> Assembled:
         sampler=sampler,
         truncation=truncation,
         mismatch=make_mismatch(config),
-        reward_names=() if scorer is None else tuple(scorer.names),
+        scorer=scorer,
         data_fingerprint=config.sampler if replay is not None else examples.fingerprint,
         notes=tuple(notes),
     )
@@ -245,10 +248,19 @@ def pick_device(name: str) -> str:
     return name
 
 
-def make_scorer(rewards: Sequence[Any], weights: Sequence[float] | None) -> FunctionScorer | None:
-    if not rewards:
+def make_scorer(config: ScoringSettings) -> FunctionScorer | None:
+    if not config.reward:
         return None
-    return FunctionScorer([load_reward(reward) for reward in rewards], list(weights or [1.0] * len(rewards)))
+    limits = Limits(
+        workers=1 if config.reward_workers is None else config.reward_workers,
+        timeout=config.reward_timeout,
+        retries=config.reward_retries,
+        on_error=config.reward_on_error,
+        max_failures=config.reward_max_failures,
+        memory=config.reward_memory,
+        env=config.reward_env,
+    )
+    return load_scorer(config.reward, config.reward_weights or [1.0] * len(config.reward), limits)
 
 
 def make_sampler(model: LoadedModel, models: Lineup | None = None) -> TransformersSampler:

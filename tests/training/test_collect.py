@@ -59,6 +59,9 @@ class ScoreBy:
         self.calls.append(list(items))
         return [Score(self.of(item), {"score": self.of(item)}, ((0, 0.5),)) for item in items]
 
+    def take_counts(self) -> dict[str, int]:
+        return {}
+
 
 @dataclass(frozen=True)
 class DropEqualGroups:

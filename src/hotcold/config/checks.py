@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from hotcold.algorithms.presets import PRESETS, Preset
+from hotcold.config.keys import WORKERS
 from hotcold.errors import InputError, NotAvailableError
+from hotcold.rewards.base import runs_in_worker
 
 if TYPE_CHECKING:
-    from hotcold.config.schema import Config
+    from hotcold.config.schema import Config, ScoringSettings
 
 # ---- several keys together
 
@@ -96,11 +98,23 @@ def void_keys(config: Config) -> dict[str, tuple[str, str]]:
         void["mismatch.cap"] = ("mismatch.mode", "mismatch=truncate")
     if config.mismatch.mode != "mask":
         void |= dict.fromkeys(("mismatch.low", "mismatch.high"), ("mismatch.mode", "mismatch=mask"))
+    void |= void_worker_keys(config)
     if config.truncated != "penalty":
         void |= dict.fromkeys(("overlong.buffer", "overlong.penalty"), ("truncated", "truncated=penalty"))
     return void
 
 
+def void_worker_keys(config: ScoringSettings) -> dict[str, tuple[str, str]]:
+    """Keys about workers, where there are none."""
+    if not any(map(runs_in_worker, config.reward)):
+        needed = "a reward in a file (FILE.py:NAME)"
+        return dict.fromkeys(("reward_workers", *WORKER_KEYS), ("reward", needed))
+    if config.reward_workers == 0:
+        return dict.fromkeys(WORKER_KEYS, ("reward_workers", "reward_workers above 0"))
+    return {}
+
+
+WORKER_KEYS = tuple(key.name for key in WORKERS if key.name != "reward_workers")
 CRITIC_KEYS = ("critic.init", "critic.learning_rate", "critic.max_grad_norm", "lora.critic")
 
 
@@ -136,7 +150,7 @@ def _said(config: Config, key: str, by: str) -> bool:
     return config.reasons.get(key, "").startswith(by)
 
 
-def check_not_given(config: Config, void: Mapping[str, str]) -> None:
+def check_not_given(config: Any, void: Mapping[str, str]) -> None:
     """Raises InputError for a key that somebody gave and that has no effect: {"reference": "beta above 0"}.
 
     A recipe that states a default contradicts nothing: config.yaml does.

@@ -30,7 +30,7 @@ REWARD = (
     Key("reward_weights", "1 each", "one number for each reward"),
 )
 WORKERS = (
-    Key("reward_workers", "auto: 1", "processes for rewards in files; 0: they run in this one, a failure stops the run"),
+    Key("reward_workers", "auto: 1", "processes for rewards in files; 0: they run in this one, and a failure stops it"),
     Key("reward_timeout", "60.0", "seconds for one response; for a function that takes all at once, for its call"),
     Key("reward_retries", "1", "times that a response whose reward failed is tried again"),
     Key("reward_on_error", "drop", "then: drop (no score, it leaves its group), stop (the run), or a number as score"),

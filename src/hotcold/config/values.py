@@ -76,6 +76,18 @@ def _reward_weights(value: Any) -> Any:
     return (value,) if isinstance(value, int | float | str) else value
 
 
+def _on_error(value: Any) -> Any:
+    if value in ("drop", "stop"):
+        return value
+    try:
+        score = float(_number(value))
+    except (TypeError, ValueError):
+        score = math.nan
+    if not math.isfinite(score):
+        raise ValueError("drop, stop or a number, the score of such a response, is needed")
+    return score
+
+
 def _norm(value: Any) -> Any:
     if value is None or value in ("auto", "none"):
         return None if value == "auto" else value
@@ -161,6 +173,7 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 Source = Annotated[Any, BeforeValidator(_source)]
 Rewards = Annotated[tuple[Any, ...], BeforeValidator(_rewards)]
 RewardWeights = Annotated[tuple[Real, ...] | None, BeforeValidator(_reward_weights)]
+OnError = Annotated[float | Literal["drop", "stop"], BeforeValidator(_on_error)]
 Norm = Annotated[float | Literal["none"] | None, BeforeValidator(_norm)]
 SamplerName = Annotated[str, BeforeValidator(_sampler)]
 Device = Annotated[str, BeforeValidator(_device)]

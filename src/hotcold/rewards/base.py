@@ -40,3 +40,11 @@ class Scorer(Protocol):
 
     def score(self, items: Sequence[Scorable]) -> list[Score]:
         """One score for each item, in order; raises RewardError naming function, row and value."""
+
+    def take_counts(self) -> dict[str, int]:
+        """What went wrong since the last call, by the name of a metric."""
+
+
+def runs_in_worker(reward: object) -> bool:
+    """Code in a file may hang, exit or take all memory, and so gets a process of its own."""
+    return isinstance(reward, str) and (reward == "reasoning_gym" or reward.endswith(".py") or ".py:" in reward)

@@ -13,9 +13,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
 from hotcold.prompts.columns import Prompt
@@ -47,6 +48,53 @@ READ_ALL = {f"{name}s": read for name, read in READ.items()}
 LIST_OF_LISTS = re.compile(r"(list|sequence|tuple|iterable)\[([\w.]+\.)?(list|sequence|tuple)\[", re.IGNORECASE)
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a function asks for. Plain, so that another process can say it of a function that lives there."""
+
+    name: str
+    per_batch: bool  # called once for all responses
+    columns: tuple[str, ...]  # arguments that only a column can fill
+    ours: tuple[str, ...]  # arguments that are always ours
+
+    def check(self, columns: Iterable[str]) -> None:
+        """Every argument without a default must be one of ours or a column, and never both."""
+        known = set(columns)
+        self._check_hidden(known)
+        missing = [name for name in self.columns if name not in known]
+        if not missing:
+            return
+        reserved = reserved_names(self.per_batch)
+        names = ", ".join(f'"{name}"' for name in missing)
+        hint = did_you_mean(missing[0], sorted({*known, *reserved}))
+        raise InputError(
+            f'reward "{self.name}" needs {names}, which is no column of the data.{hint}\n'
+            f"Columns: {', '.join(sorted(known)) or 'none'}.\n"
+            f"Always there: {', '.join(reserved)}.\n"
+            "Rename the argument, give it a default, or add the column to the data."
+        )
+
+    def _check_hidden(self, columns: Iterable[str]) -> None:
+        for name in sorted({*self.ours} & {*columns}):
+            raise InputError(
+                f'reward "{self.name}" would never see the column "{name}" of the data: the argument of that name '
+                "is always that of the response at hand.\nRename the column."
+            )
+
+
+def reserved_names(per_batch: bool) -> dict[str, Callable[[Scorable], Any]]:
+    return (READ_ALL if per_batch else ONE) | READ_IDS
+
+
+class Reward(Protocol):
+    """A reward function, here or in another process."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def needs(self) -> Needs: ...
+
+
 class RewardFunction:
     """A callable with what is known of it from its signature."""
 
@@ -56,41 +104,24 @@ class RewardFunction:
         self.file = file_of(function)
         self._parameters = self._signature()
         self.per_batch = self._is_per_batch()
-        self._reserved = (READ_ALL if self.per_batch else ONE) | READ_IDS
+        self._reserved = reserved_names(self.per_batch)
         self._wants_all = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
+        self.needs = Needs(self.name, self.per_batch, tuple(self._of_columns()), tuple(self._of_ours()))
 
     def check(self, columns: Iterable[str]) -> None:
-        """Every argument without a default must be one of ours or a column, and never both."""
-        known = set(columns)
-        self._check_hidden(known)
-        missing = [name for name in self.needed() if name not in known]
-        if not missing:
-            return
-        names = ", ".join(f'"{name}"' for name in missing)
-        hint = did_you_mean(missing[0], sorted(known | self._reserved.keys()))
-        raise InputError(
-            f'reward "{self.name}" needs {names}, which is no column of the data.{hint}\n'
-            f"Columns: {', '.join(sorted(known)) or 'none'}.\n"
-            f"Always there: {', '.join(self._reserved)}.\n"
-            "Rename the argument, give it a default, or add the column to the data."
-        )
+        self.needs.check(columns)
 
-    def needed(self) -> list[str]:
-        """Arguments that only a column can fill."""
+    def _of_columns(self) -> list[str]:
         return [p.name for p in self._named() if p.default is p.empty and p.name not in self._reserved]
 
-    def _check_hidden(self, columns: Iterable[str]) -> None:
-        asked = self._reserved.keys() if self._wants_all else {p.name for p in self._named()} & self._reserved.keys()
-        for name in sorted(asked & set(columns)):
-            raise InputError(
-                f'reward "{self.name}" would never see the column "{name}" of the data: the argument of that name '
-                "is always that of the response at hand.\nRename the column."
-            )
+    def _of_ours(self) -> list[str]:
+        named = {p.name for p in self._named()}
+        return [name for name in self._reserved if self._wants_all or name in named]
 
     def call(self, items: Sequence[Scorable]) -> Any:
         """What the function returns: for a batch function of all items, else of the one item; maybe an awaitable."""
         for item in items:
-            self.check(item.columns)
+            self.needs.check(item.columns)
         columns = list(dict.fromkeys(name for item in items for name in item.columns))
         args, kwargs = [], {}
         for parameter in self._named():
@@ -149,9 +180,9 @@ class RewardFunction:
         return any(LIST_OF_LISTS.search(text) for text in annotated)
 
 
-def check_columns_of_rows(function: RewardFunction, prompts: Sequence[Prompt], source: str = "the data") -> None:
+def check_columns_of_rows(function: Reward, prompts: Sequence[Prompt], source: str = "the data") -> None:
     """What the function needs must stand in every row; a row that lacks it is named. `source` is where they are."""
-    for name in function.needed():
+    for name in function.needs.columns:
         lacking = [prompt for prompt in prompts if name not in prompt.columns]
         if 0 < len(lacking) < len(prompts):
             raise InputError(
@@ -159,7 +190,7 @@ def check_columns_of_rows(function: RewardFunction, prompts: Sequence[Prompt], s
                 f"({len(lacking)} of {len(prompts)} rows do).\n"
                 "Fill it there, leave such rows out, or give the argument a default."
             )
-    function.check({name for prompt in prompts for name in prompt.columns})
+    function.needs.check({name for prompt in prompts for name in prompt.columns})
 
 
 def load_reward(spec: str | Callable[..., Any]) -> RewardFunction:
