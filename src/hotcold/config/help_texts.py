@@ -26,6 +26,7 @@ Verbs
   sample    print a model's responses to a prompt or a file of prompts
   verify    what gradient an algorithm expects, exactly: ours, with your keys, or your own
   bench     where a step's time goes on this machine, and how far from its limit each part is
+  doctor    what ails a run, or whether a recipe will work, with what to do about it
   demo      the whole thing in a few minutes: a tiny model, made on the spot, learns arithmetic
 
 Options
@@ -132,6 +133,32 @@ Examples
 Keys are those of `hotcold train`, with the same defaults, but
   steps                  how many are measured, after one to warm up; that of a recipe does not count [3]
 
+"""
+
+DOCTOR = """\
+hotcold doctor RUN_FOLDER
+hotcold doctor NAME|recipe.yaml|FILE.py:CLASS KEY=VALUE ...
+
+Of a run, finished, killed or still going: what is wrong with it, what most matters first, each on one line with the
+evidence, the steps, the likely cause and the key to set. If it stopped, how it goes on.
+
+Of a recipe, in about a minute on your model, data and reward: prompts with their special tokens, what ends a response,
+what the reward says of the right answer, an empty, a cut and an endless response, how many prompts have scores that
+differ, memory, disk, and the time of a step. It samples what fits into 60 seconds, writes nothing and trains nothing.
+
+Examples
+  hotcold doctor runs/NAME
+  hotcold doctor runs/NAME --json
+  hotcold doctor recipe.yaml
+  hotcold doctor grpo model=smollm2 data=prompts.jsonl reward=reward.py
+
+Keys of a recipe are those of `hotcold train`. [problem] needs action, [note] is good to know, [ok] was looked at.
+
+Options
+  --json      print JSON
+  --debug     show the traceback of an error
+
+Exit codes: 0 healthy, or notes alone; 1 a problem; 2 wrong input.
 """
 
 DEMO = """\

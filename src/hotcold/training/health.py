@@ -241,8 +241,9 @@ def _trend(history: History) -> Trend | None:
         return None
     lengths, rewards = [length for length, _ in known], [reward for _, reward in known]
     part = WINDOW // 4
-    means = (fmean(values) for side in (lengths, rewards) for values in (side[:part], side[-part:]))
-    return Trend(*means, correlation(lengths, rewards))
+    before = fmean(lengths[:part]), fmean(rewards[:part])
+    after = fmean(lengths[-part:]), fmean(rewards[-part:])
+    return Trend(before[0], after[0], before[1], after[1], correlation(lengths, rewards))
 
 
 def correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
