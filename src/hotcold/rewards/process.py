@@ -95,8 +95,8 @@ class Worker:
             while self._unsent:
                 del self._unsent[: os.write(self._to, self._unsent)]
 
-    def receive(self) -> list[dict[str, Any]]:
-        """The messages that have come."""
+    def receive(self) -> Iterator[dict[str, Any]]:
+        """The messages that have come, up to what is none."""
         try:
             while data := os.read(self._from, 2**16):
                 self._unread += data
@@ -107,7 +107,7 @@ class Worker:
             pass
         whole, newline, rest = self._unread.rpartition(b"\n")
         self._unread = rest if newline else self._unread
-        return [_message(line) for line in whole.split(b"\n")] if newline else []
+        yield from map(_message, whole.split(b"\n") if newline else [])
 
     def place(self, file: str | None) -> str:
         """' (reward.py:4)': where it is now, in the user's file if that is on the stack."""

@@ -28,7 +28,7 @@ from hotcold.errors import InputError, RewardError
 from hotcold.rewards.base import Scorable
 from hotcold.rewards.calls import MAX_CONCURRENT, awaited, call, chunks
 from hotcold.rewards.functions import RewardFunction, load_reward
-from hotcold.rewards.scores import part, values_of
+from hotcold.rewards.scores import part, rows, values_of
 from hotcold.rewards.wire import OUT_OF_MEMORY, line_of, restored_item
 from hotcold.user_file import describe_error
 
@@ -125,7 +125,7 @@ class Work:
 
         async def settle(number: int, result: Any) -> None:
             async with free:
-                self.link.send(id=self.id, call=number, start=True)
+                self.link.send(id=self.id, call=number, start=True, awaited=True)
                 items = self.calls[number]
                 try:
                     async with asyncio.timeout(self.timeout):
@@ -153,15 +153,15 @@ class Work:
         except RewardError as error:
             return {"error": str(error)}
         except Exception as error:  # its repr or its comparison raised
-            return {"error": f'reward "{self.name}": its result cannot be read.\n{describe_error(error, None)}'}
+            return {"error": f'reward "{self.name}", {rows([item])}: its result fails.\n{describe_error(error, None)}'}
         return {"score": found.score, "steps": found.steps}
 
     def _fail(self, number: int, error: BaseException) -> None:
         if isinstance(error.__cause__ or error, MemoryError):
             os._exit(OUT_OF_MEMORY)  # what it still holds would fail the calls that follow
+        where = f'reward "{self.name}" failed at {rows(self.calls[number])}.'
         known = isinstance(error, RewardError)
-        text = str(error) if known else f'reward "{self.name}" failed.\n{describe_error(error, self.function.file)}'
-        self._answer(number, error=text)
+        self._answer(number, error=str(error) if known else f"{where}\n{describe_error(error, self.function.file)}")
 
     def _answer(self, number: int, **answer: Any) -> None:
         self.left.discard(number)

@@ -22,7 +22,7 @@ from hotcold.rewards.scores import Part, rows
 from hotcold.rewards.wire import OUT_OF_MEMORY, NotPlain, plain_item
 
 LOADING = 120.0  # seconds in which the user's file must be imported
-GRACE = 0.5  # seconds over the deadline, in which an awaitable is ended by its own worker
+GRACE = 0.5  # seconds over the deadline, in which a worker may end an awaitable of its own
 LOOK = 0.1  # seconds between looks at whether a process still lives
 FAREWELL = 2.0  # seconds in which a worker may end by itself at the end of the run
 HANGS_AT_FIRST = 2  # deadlines missed in a row by a function that has never answered, before the run stops
@@ -63,6 +63,7 @@ class Workers:
         self.limits, self.ledger = limits, Ledger(limits)
         self.log: Callable[[str], None] = lambda text: None
         self.answered: set[int] = set()  # functions that have answered at least once
+        self.hangs = 0  # deadlines missed since the last answer
         self._rewards, self._folder = list(rewards), os.getcwd()
         self._variables = environment(limits.env)
         self._memory = memory_of_each(limits)
@@ -223,7 +224,6 @@ class Round:
         self.answers: dict[int, Answer] = {}
         self.queue = deque(self._requests(alone))
         self.sent: dict[int, Sent] = {}  # by slot
-        self.hangs = 0
         self._next = int.from_bytes(os.urandom(4))  # no answer to an earlier request is taken for one to this
 
     def run(self) -> dict[int, Answer]:
@@ -267,7 +267,7 @@ class Round:
 
     def _patience(self) -> float:
         """Seconds until something may be overdue."""
-        now, limit = time.monotonic(), self.limits.timeout + GRACE
+        now, limit = time.monotonic(), self.limits.timeout
         ends = [since + limit - now for sent in self.sent.values() for since in sent.started.values()]
         return max(0.0, min([LOOK, *ends]))
 
@@ -291,7 +291,7 @@ class Round:
         if type(position) is not int or position not in sent.left:
             raise Garbage
         if "start" in message:
-            sent.started[position] = sent.heard
+            sent.started[position] = sent.heard + (GRACE if "awaited" in message else 0.0)
         elif "wait" in message:
             sent.started.pop(position, None)
         else:
@@ -306,7 +306,7 @@ class Round:
         sent.started.pop(position, None)
         if "late" not in message:
             self.workers.answered.add(call.function.number)
-            self.hangs = 0
+            self.workers.hangs = 0
         if not sent.left:
             del self.sent[slot]
 
@@ -326,7 +326,7 @@ class Round:
 
     def _look(self) -> None:
         """Whether a process has ended, or a call is overdue."""
-        now, limit = time.monotonic(), self.limits.timeout + GRACE
+        now, limit = time.monotonic(), self.limits.timeout
         for slot, sent in list(self.sent.items()):
             worker = self._worker(slot)
             if worker.is_gone:
@@ -335,7 +335,7 @@ class Round:
                     self._lose(slot, "ended", self._at_work(slot), "")
                 continue
             late = [position for position, since in sent.started.items() if now - since > limit]
-            if not late and not sent.started and now - sent.heard > limit:
+            if not late and not sent.started and now - sent.heard > limit + GRACE:
                 late = self._at_work(slot)
             if late:
                 call = self.calls[sent.numbers[late[0]]]
@@ -369,10 +369,10 @@ class Round:
 
     def _count_hang(self, call: Call, cause: str) -> None:
         """Each costs a whole deadline: where it hangs every time the run does not wait for all of them."""
-        self.hangs += 1
+        self.workers.hangs += 1
         num, has_answered = len(self.workers.slots), call.function.number in self.workers.answered
-        if self.hangs >= (HANGS * num if has_answered else max(HANGS_AT_FIRST, num)):
-            raise RewardError(f"{self.hangs} responses in a row had no score in time, so the run stops.\n{cause}")
+        if self.workers.hangs >= (HANGS * num if has_answered else max(HANGS_AT_FIRST, num)):
+            raise RewardError(f"{self.workers.hangs} times in a row there was no score in time.\n{cause}")
 
 
 def memory_of_each(limits: Limits) -> int | None:
