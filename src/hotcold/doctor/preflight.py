@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -15,15 +15,12 @@ from hotcold.batch import Rollout
 from hotcold.config.schema import Config, decided
 from hotcold.disk import needed
 from hotcold.doctor.budget import Budget
-from hotcold.doctor.probe import probe
+from hotcold.doctor.probe import Probed, judged, probe
 from hotcold.doctor.report import PROBLEM, Finding, Report, note, ok, problem
 from hotcold.doctor.template import end_of_turn, ends, prompts_as_seen, round_trip
 from hotcold.doctor.trial import (
-    UPDATE,
     Trial,
     UpdateTime,
-    num_passes,
-    rows_that_fit,
     sample_and_score,
     shares_prompts,
     time_update,
@@ -39,7 +36,8 @@ from hotcold.training.dataset import EncodedDemonstrations
 
 Say = Callable[[str], None]
 LEAST = 2.0  # seconds that must be left for a part to be begun
-MEMORY_SHARE = 0.5  # of what is left of the budget
+MEMORY_SHARE = 0.6  # of what is left of the budget
+TIMEOUT = 10.0  # seconds that a score may take here
 FEW_GROUPS = 4  # below which no signal is no problem yet
 ROWS_OF_UPDATE = 8  # prompts whose rows an update is timed on
 
@@ -47,25 +45,42 @@ ROWS_OF_UPDATE = 8  # prompts whose rows an update is timed on
 def examine(config: Config, say: Say, budget: Budget) -> Report:
     """Writes nothing and changes no parameter. What no time is left for is said."""
     say("loading model and data")
-    ready = assemble(config)
-    findings = [note("set-up", text) for text in ready.notes]
+    ready = assemble(_impatient(config))
+    try:
+        return _report(ready.config, list(_found(ready, say, budget)), budget)
+    finally:
+        if ready.scorer is not None:
+            ready.scorer.close()
+
+
+def _impatient(config: Config) -> Config:
+    """A failing score is told at once, and nobody waits for it long."""
+    why = "a preflight"
+    timeout = min(config.reward_timeout, TIMEOUT)
+    return decided(
+        config, {"reward_on_error": ("stop", why), "reward_retries": (0, why), "reward_timeout": (timeout, why)}
+    )
+
+
+def _found(ready: Assembled, say: Say, budget: Budget) -> Iterator[Finding]:
+    yield from (note("set-up", text) for text in ready.notes)
     for check in (batch, prompts_as_seen, ends, end_of_turn, round_trip, disk):
-        findings += check(ready)
+        yield from check(ready)
     if budget.left < LEAST:
         text = f"loading took {budget.spent:.0f} s of {budget.seconds:.0f}: nothing was sampled or timed"
-        return _report(ready.config, [*findings, note("budget", text)], budget)
+        yield note("budget", text)
+        return
     trial = Trial()
     if isinstance(ready.source, PromptedRollouts):
-        say(f"sampling and scoring ({budget.left:.0f} s are left)")
-        trial, found = sampled(ready, ready.source, budget)
-        findings += found
+        say(f"scoring and sampling ({budget.left:.0f} s are left)")
+        trial, findings = sampled(ready, ready.source, budget)
+        yield from findings
     say(f"measuring memory ({budget.left:.0f} s are left)")
-    ready, found = memory(ready, trial, budget)
-    findings += found
+    ready, findings = memory(ready, trial, budget)
+    yield from findings
     say(f"timing an update ({budget.left:.0f} s are left)")
-    findings += times(ready, trial, _rows(ready, trial), budget)
-    findings += peak(ready)
-    return _report(ready.config, findings, budget)
+    yield from times(ready, trial, _rows(ready, trial), budget)
+    yield from peak(ready)
 
 
 def _report(config: Config, findings: Sequence[Finding], budget: Budget) -> Report:
@@ -103,13 +118,14 @@ def disk(ready: Assembled) -> Iterator[Finding]:
 
 
 def sampled(ready: Assembled, source: PromptedRollouts, budget: Budget) -> tuple[Trial, list[Finding]]:
-    findings, trial = [], Trial()
+    assert isinstance(ready.train, EncodedPrompts)
+    probed, trial, findings = Probed({}), Trial(), list[Finding]()
     try:
-        trial = sample_and_score(ready, source, budget)
+        probed = probe(ready.train, source.scorer, ready.model.tokenizer, budget)
+        trial = sample_and_score(ready, source, budget, probed.per_score)
     except InputError as error:
         findings.append(problem("reward", f"it fails on a sampled response: {' '.join(str(error).split())}"))
-    assert isinstance(ready.train, EncodedPrompts)
-    findings += probe(ready.train, source.scorer, ready.model.tokenizer, trial.rollouts, budget)
+    findings += judged(probed, [row.score for row in trial.rollouts])
     if trial.rollouts:
         findings += [signal(ready, trial), *lengths(ready, trial)]
     elif not findings or findings[0].level != PROBLEM:
@@ -121,11 +137,11 @@ def signal(ready: Assembled, trial: Trial) -> Finding:
     """Prompts whose responses score differently: only they teach an algorithm that compares within groups."""
     groups = [[score for row in group if (score := row.score) is not None] for group in trial.groups()]
     groups = [scores for scores in groups if len(scores) > 1]
-    cut = _cut(ready, trial)
+    cut = _cut(ready, trial) + _unscored(trial)
     if not groups:
         plan = ready.algorithm.plan
         size = plan.group_size if plan else 1
-        return note("signal", f"group_size={size}: there is nothing to compare within a prompt's responses{cut}")
+        return note("signal", f"nothing could be compared within a prompt's responses (group_size={size}){cut}")
     num = sum(max(scores) != min(scores) for scores in groups)
     mean = fmean(score for scores in groups for score in scores)
     text = f"{num} of {len(groups)} prompts have scores that differ (mean {mean:.3g}){cut}"
@@ -144,6 +160,11 @@ def _cut(ready: Assembled, trial: Trial) -> str:
         f"; to fit the budget responses were cut at {trial.cut} of {ready.config.max_tokens} tokens, and "
         f"{trial.num_cut} of {len(trial.rollouts)} were not at their end"
     )
+
+
+def _unscored(trial: Trial) -> str:
+    num = len(trial.rollouts)
+    return f"; to fit the budget {trial.num_scored} of {num} responses were scored" if trial.num_scored < num else ""
 
 
 def lengths(ready: Assembled, trial: Trial) -> Iterator[Finding]:
@@ -167,7 +188,8 @@ def lengths(ready: Assembled, trial: Trial) -> Iterator[Finding]:
 def memory(ready: Assembled, trial: Trial, budget: Budget) -> tuple[Assembled, list[Finding]]:
     """`sizing`'s model of the peak, if its few forward and backward passes fit into the budget."""
     shape = longest_row(ready)
-    takes = 3 * trial.per_token * 5 * min(shape.tokens, LONGEST) * num_passes(ready)
+    near = shape.scaled(LONGEST)
+    takes = 3 * trial.per_token * (5 * near.counted + 2 * near.prompt) * len(ready.algorithm.objectives)
     if takes > MEMORY_SHARE * budget.left or budget.left < LEAST:
         text = "no time was left to measure it; `hotcold train ... --dry-run` does, and so does every run at its start"
         return ready, [note("memory", text)]
@@ -197,21 +219,26 @@ def _rows(ready: Assembled, trial: Trial) -> list[Rollout]:
 
 def times(ready: Assembled, trial: Trial, rows: Sequence[Rollout], budget: Budget) -> Iterator[Finding]:
     """Seconds of a step, in proportion to what was measured."""
-    chosen = rows_that_fit(ready, rows, UPDATE * budget.left, trial.per_token)
-    timed = None
-    if chosen and budget.left > LEAST:
-        try:
-            timed = time_update(ready, chosen)
-        except InputError as error:
-            yield problem("update", " ".join(str(error).split()))
-            return
+    try:
+        timed = time_update(ready, rows, budget, trial.per_token)
+    except InputError as error:
+        yield problem("update", " ".join(str(error).split()))
+        return
     if timed is None:
         yield note("time", "no time was left for an update, so a step is not foretold; `hotcold bench` measures steps")
         return
-    yield ok("time", foretold(ready, trial, rows, timed))
+    parts, length = seconds_of_a_step(ready, trial, rows, timed)
+    yield ok("time", foretold(ready, trial, timed, parts, length))
+    share = parts.get("scoring", 0.0) / sum(parts.values())
+    if share > 0.5:
+        text = f"scoring would take {share:.0%} of a step: make the reward async, score all responses in one call"
+        yield note("time", f"{text}, or set reward_workers=N")
 
 
-def foretold(ready: Assembled, trial: Trial, rows: Sequence[Rollout], timed: UpdateTime) -> str:
+def seconds_of_a_step(
+    ready: Assembled, trial: Trial, rows: Sequence[Rollout], timed: UpdateTime
+) -> tuple[dict[str, float], float]:
+    """By part, in proportion to the tokens; and the length of a response that this supposes."""
     config, plan = ready.config, ready.algorithm.plan
     size = plan.group_size if plan and trial.rollouts else 1
     assert config.max_tokens is not None
@@ -224,15 +251,23 @@ def foretold(ready: Assembled, trial: Trial, rows: Sequence[Rollout], timed: Upd
     parts = {"update": update}
     if trial.rollouts:
         sampling = trial.seconds_sampling / trial.num_tokens * num * length
-        parts = {"sampling": sampling, "scoring": trial.seconds_scoring / len(trial.rollouts) * num, **parts}
-    step = sum(parts.values())
-    shown = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items())
-    basis = f"{len(trial.rollouts)} responses sampled and " if trial.rollouts else ""
-    if_long = f", if every response has {length} tokens" if is_cut else ""
+        parts = {"sampling": sampling, "scoring": trial.seconds_scoring / max(trial.num_scored, 1) * num, **parts}
+    return parts, length
+
+
+def foretold(ready: Assembled, trial: Trial, timed: UpdateTime, parts: Mapping[str, float], length: float) -> str:
+    config, step = ready.config, sum(parts.values())
+    shown = ", ".join(f"{name} {brief(seconds)}" for name, seconds in parts.items())
+    basis = f"{len(trial.rollouts)} responses sampled, {trial.num_scored} scored and " if trial.rollouts else ""
     return (
-        f"about {duration(step)} a step{if_long} ({shown}), {duration(step * config.steps)} for {config.steps} steps; "
-        f"extrapolated from {basis}one update of {timed.num_rows} rows, in proportion to the tokens; evaluations apart"
+        f"about {brief(step)} a step, if responses have {length:.0f} tokens ({shown}), {brief(step * config.steps)} "
+        f"for {config.steps} steps; extrapolated from {basis}one update of {timed.num_rows} rows, in proportion to "
+        "the tokens; evaluations apart"
     )
+
+
+def brief(seconds: float) -> str:
+    return duration(seconds) if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def peak(ready: Assembled) -> Iterator[Finding]:

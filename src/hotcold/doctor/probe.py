@@ -7,27 +7,31 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from hotcold.batch import Rollout
 from hotcold.doctor.budget import Budget
 from hotcold.doctor.report import Finding, note, ok, problem
 from hotcold.errors import InputError
 from hotcold.intake import EncodedPrompts
 from hotcold.prompts import Prompt
-from hotcold.rewards.base import Scorer
+from hotcold.rewards.base import Scorable, Score, Scorer
 from hotcold.sampling.base import Request, Response
 from hotcold.training.collect import scorable
 
 GOLD = ("answer", "solution", "target", "response")  # columns, the first that a row has
+KINDS = ("gold", "empty", "truncated", "repeated")
 ROWS = 3
+SLOW = 3.0  # seconds of a kind of response, above which one response of it must do
+SHARE = 0.15  # of what is left of the budget, that one score may take
 WORD, TIMES = "the ", 64  # the repeated response
 
 
 @dataclass(frozen=True)
 class Probed:
-    """Mean score by kind of response; a kind that nobody could score is None."""
+    """Mean score by kind of response; None where no response of the kind got one."""
 
     scores: dict[str, float | None]
-    column: str | None  # where gold came from
+    column: str | None = None  # where gold came from
+    per_score: float = 0.0  # seconds of one
+    findings: tuple[Finding, ...] = ()
 
 
 def gold_of(prompt: Prompt) -> tuple[str, str] | None:
@@ -39,48 +43,45 @@ def gold_of(prompt: Prompt) -> tuple[str, str] | None:
     return None
 
 
-def responses_to(prompt: Prompt, sampled: str | None) -> dict[str, str]:
-    """By kind. Without an answer in the data half of a sampled response stands for a truncated one."""
-    gold = gold_of(prompt)
-    whole = gold[1] if gold else sampled
-    found = {"gold": gold[1]} if gold else {}
-    found |= {"empty": "", "repeated": WORD * TIMES}
-    half = (whole or "")[: len(whole or "") // 2]
-    return {**found, "truncated": half} if half else found
+def responses_to(prompt: Prompt) -> dict[str, str]:
+    """By kind."""
+    found = {"empty": "", "repeated": WORD * TIMES}
+    if (gold := gold_of(prompt)) is None:
+        return found
+    half = gold[1][: len(gold[1]) // 2]
+    return {"gold": gold[1], **found, **({"truncated": half} if half else {})}
 
 
-def probe(
-    train: EncodedPrompts, scorer: Scorer, tokenizer: Any, rollouts: Sequence[Rollout], budget: Budget
-) -> Iterator[Finding]:
-    sampled = {row.prompt_index: row.text for row in reversed(rollouts)}
-    rows = [(prompt, ids) for prompt, ids in zip(train.prompts, train.ids, strict=True)]
-    rows = sorted(rows, key=lambda row: row[0].index not in sampled)[:ROWS]
-    wanted = {prompt.index: responses_to(prompt, sampled.get(prompt.index)) for prompt, _ in rows}
+def probe(train: EncodedPrompts, scorer: Scorer, tokenizer: Any, budget: Budget) -> Probed:
+    rows = [(prompt, ids, responses_to(prompt)) for prompt, ids in zip(train.prompts[:ROWS], train.ids, strict=False)]
+    golds = [found for prompt, _, _ in rows if (found := gold_of(prompt))]
     scores: dict[str, float | None] = {}
-    for kind in ("gold", "empty", "truncated", "repeated"):
-        there = [(*row, wanted[row[0].index][kind]) for row in rows if kind in wanted[row[0].index]]
-        if not there:
+    findings: list[Finding] = []
+    per_score = 0.0
+    for kind in KINDS:
+        items = [_item(kind, prompt, ids, texts[kind], tokenizer) for prompt, ids, texts in rows if kind in texts]
+        items = items if per_score * len(items) < SLOW else items[:1]
+        if not items or per_score > SHARE * budget.left:
+            findings += [note("reward", f"too slow to be asked of {_a(kind)} response too")] if items else []
             continue
-        if budget.left < 1:
-            yield note("reward", f"no time is left for the score of {_a(kind)} response")
-            continue
+        mark = budget.spent
         try:
-            scores[kind] = _mean_score(there, kind, scorer, tokenizer)
+            scores[kind] = _mean(scorer.score(items))
         except InputError as error:
             text = " ".join(str(error).split())
-            yield problem("reward", f"it fails on {_a(kind)} response, which training will meet: {text}")
-    golds = [found for prompt, _ in rows if (found := gold_of(prompt))]
-    yield from judged(Probed(scores, golds[0][0] if golds else None), [r.score for r in rollouts])
+            findings.append(problem("reward", f"it fails on {_a(kind)} response, which training can meet: {text}"))
+        per_score = max(per_score, (budget.spent - mark) / len(items))
+    return Probed(scores, golds[0][0] if golds else None, per_score, tuple(findings))
 
 
-def _mean_score(rows: Sequence[tuple[Any, ...]], kind: str, scorer: Scorer, tokenizer: Any) -> float | None:
-    items = []
-    for prompt, ids, text in rows:
-        of_text = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-        reason = "stop" if kind in ("gold", "empty") else "length"
-        items.append(scorable(prompt, Request(ids, 0), Response(of_text, (), reason, text)))
-    found = [score.with_steps for score in scorer.score(items)]
-    known = [score for score in found if score is not None]
+def _item(kind: str, prompt: Prompt, ids: tuple[int, ...], text: str, tokenizer: Any) -> Scorable:
+    of_text = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    reason = "stop" if kind in ("gold", "empty") else "length"
+    return scorable(prompt, Request(ids, 0), Response(of_text, (), reason, text))
+
+
+def _mean(scores: Sequence[Score]) -> float | None:
+    known = [total for score in scores if (total := score.with_steps) is not None]
     return fmean(known) if known else None
 
 
@@ -89,7 +90,9 @@ def _mean_score(rows: Sequence[tuple[Any, ...]], kind: str, scorer: Scorer, toke
 
 def judged(probed: Probed, sampled: Sequence[float | None]) -> Iterator[Finding]:
     known = [score for score in sampled if score is not None]
-    yield ok("reward", _shown(probed, known))
+    if probed.scores:
+        yield ok("reward", _shown(probed, known))
+    yield from probed.findings
     if probed.column is None:
         yield note("reward", f"the rows have no {', '.join(GOLD[:-1])} or {GOLD[-1]}, so there is no gold response")
         yield from _against_sampled(probed.scores, known)

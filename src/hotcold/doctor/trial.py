@@ -15,7 +15,9 @@ from hotcold.batch import Batch, Rollout
 from hotcold.doctor.budget import Budget
 from hotcold.engines.base import Engine, Pass, StepResult
 from hotcold.engines.local import LocalEngine, Trainee
+from hotcold.models.reading import Laying, laying_of
 from hotcold.optim import make_optimizer
+from hotcold.rewards.base import Scorable, Score
 from hotcold.sampling.base import Request, Response
 from hotcold.training.collect import PromptedRollouts, kept, scorable, step_batch
 from hotcold.training.update import UpdateSettings, update
@@ -24,8 +26,9 @@ GROUPS = (8, 4, 2, 1)  # prompts that are tried, most first
 MOST_GROUPS = 16
 FEW_TOKENS = 16  # a response cut shorter says little of its score
 PILOT = 4  # tokens of the responses that tell how long decoding takes
-SAMPLING = 0.45  # of what is left of the budget
-UPDATE = 0.5
+SAMPLING = 0.4  # of what is left of the budget
+SCORING = 0.4
+UPDATE = 0.7
 
 T = TypeVar("T")
 
@@ -36,6 +39,7 @@ class Trial:
     cut: int = 0  # most tokens of a response
     seconds_sampling: float = 0.0
     seconds_scoring: float = 0.0
+    num_scored: int = 0
     per_token: float = 0.0  # seconds of a forward of one prompt token, one prompt at a time
 
     @property
@@ -68,29 +72,36 @@ def plan(seconds: float, prompt: float, step: float, max_tokens: int, most: int)
     return 0, 0
 
 
-def sample_and_score(ready: Assembled, source: PromptedRollouts, budget: Budget) -> Trial:
-    """The prompts, and the random numbers, with which training would begin."""
+def sample_and_score(ready: Assembled, source: PromptedRollouts, budget: Budget, per_score: float) -> Trial:
+    """The prompts, and the random numbers, with which training would begin. `per_score`: seconds that a score takes."""
     algorithm_plan = ready.algorithm.plan
     assert algorithm_plan is not None
     size, max_tokens = algorithm_plan.group_size, source.options.max_tokens
-    prompt, _ = _timed(lambda: _sample(source, range(1), 1, 1))
-    per_token = prompt / len(source.prompt_ids[source.order.at(0)])
+    prompt = _seconds_of_a_prompt(source)
+    trial = Trial(per_token=prompt / len(source.prompt_ids[source.order.at(0)]))
     short = min(PILOT, max_tokens)
     if budget.left < 3 * size * prompt:
-        return Trial(per_token=per_token)
+        return trial
     pilot, _ = _timed(lambda: _sample(source, range(1), size, short))
     seconds = SAMPLING * budget.left
-    most = min(GROUPS[0], len(source.prompts))
-    groups, cut = plan(seconds, prompt, max(pilot - prompt, pilot / 2) / short, max_tokens, most)
-    trial = Trial(cut=cut, per_token=per_token)
-    last, done = 0.0, 0
-    while groups and (not done or trial.seconds_sampling + trial.seconds_scoring + last < seconds):
+    groups, cut = plan(
+        seconds, prompt, max(pilot - prompt, pilot / 2) / short, max_tokens, min(GROUPS[0], len(source.prompts))
+    )
+    trial, end, last, done = replace(trial, cut=cut), budget.spent + seconds, 0.0, 0
+    while groups and (not done or budget.spent + last < end):
         if done >= min(MOST_GROUPS, len(source.prompts)):
             break
-        start = time.perf_counter()
+        mark = budget.spent
         trial = _add(source, trial, range(done, done + groups), size)
-        last, done = time.perf_counter() - start, done + groups
-    return trial
+        last, done = budget.spent - mark, done + groups
+    return _scored(source, trial, size, per_score, SCORING * budget.left)
+
+
+def _seconds_of_a_prompt(source: PromptedRollouts) -> float:
+    """And of one token after it; the first call may be slower than any later one."""
+    first, _ = _timed(lambda: _sample(source, range(1), 1, 1))
+    again, _ = _timed(lambda: _sample(source, range(1), 1, 1)) if first < 2 else (first, None)
+    return min(first, again)
 
 
 def _sample(source: PromptedRollouts, draws: range, size: int, cut: int) -> list[tuple[Request, Response]]:
@@ -100,31 +111,45 @@ def _sample(source: PromptedRollouts, draws: range, size: int, cut: int) -> list
 
 
 def _add(source: PromptedRollouts, trial: Trial, draws: range, size: int) -> Trial:
-    sampling, pairs = _timed(lambda: _sample(source, draws, size, trial.cut))
-    prompts = [source.prompts[source.order.at(request.draw)] for request, _ in pairs]
-    items = [scorable(prompt, *pair) for prompt, pair in zip(prompts, pairs, strict=True)]
-    scoring, scores = _timed(lambda: source.scorer.score(items))
+    """Without a score."""
+    seconds, pairs = _timed(lambda: _sample(source, draws, size, trial.cut))
     rows = [
         Rollout(
             prompt_ids=request.prompt_ids,
             response_ids=response.ids,
             group=request.draw,
             episode=request.draw * size + request.sample,
-            reward=score.total,
-            steps=score.steps,
             truncated=response.finish_reason == "length",
             text=response.text,
-            prompt_index=prompt.index,
+            prompt_index=source.prompts[source.order.at(request.draw)].index,
+            finish_reason=response.finish_reason,
             draw=request.draw,
         )
-        for prompt, (request, response), score in zip(prompts, pairs, scores, strict=True)
+        for request, response in pairs
     ]
-    return replace(
-        trial,
-        rollouts=(*trial.rollouts, *rows),
-        seconds_sampling=trial.seconds_sampling + sampling,
-        seconds_scoring=trial.seconds_scoring + scoring,
-    )
+    return replace(trial, rollouts=(*trial.rollouts, *rows), seconds_sampling=trial.seconds_sampling + seconds)
+
+
+def _scored(source: PromptedRollouts, trial: Trial, size: int, per_score: float, seconds: float) -> Trial:
+    """As many of the first responses as should be scored in time: a group, then two, four, ... at a call."""
+    rows, scores, took = trial.rollouts, list[Score](), 0.0
+    num = size
+    while len(scores) < len(rows):
+        fits = int((seconds - took) / per_score) if per_score > 0 else len(rows)
+        items = [_item(source, row) for row in rows[len(scores) : len(scores) + min(num, fits)]]
+        if not items:
+            break
+        last, found = _timed(lambda items=items: source.scorer.score(items))  # type: ignore[misc]
+        scores, took, num = [*scores, *found], took + last, 2 * num
+        per_score = last / len(items)
+    scored = [replace(row, reward=s.total, steps=s.steps) for row, s in zip(rows, scores, strict=False)]
+    return replace(trial, rollouts=(*scored, *rows[len(scored) :]), num_scored=len(scored), seconds_scoring=took)
+
+
+def _item(source: PromptedRollouts, row: Rollout) -> Scorable:
+    prompt = source.prompts[source.order.at(row.draw)]
+    response = Response(row.response_ids, (), row.finish_reason, row.text)
+    return scorable(prompt, Request(row.prompt_ids, row.draw), response)
 
 
 def _timed(call: Callable[[], T]) -> tuple[float, T]:
@@ -159,21 +184,33 @@ def num_passes(ready: Assembled) -> int:
     return sum(objective.epochs for objective in ready.algorithm.objectives) + len(ready.algorithm.reads)
 
 
-def rows_that_fit(ready: Assembled, rows: Sequence[Rollout], seconds: float, per_token: float) -> list[Rollout]:
-    """As many of the first rows as an update may have; none where even the fewest take too long."""
-    shares, least = shares_prompts(ready), max([2, *(o.minibatches for o in ready.algorithm.objectives)])
-    for num in sorted({len(rows), len(rows) // 2, len(rows) // 4, least}, reverse=True):
-        if least <= num <= len(rows):
-            if 3 * num_passes(ready) * per_token * tokens_of(rows[:num], shares) < seconds:
-                return list(rows[:num])
-    return []
-
-
 def shares_prompts(ready: Assembled) -> bool:
-    return ready.models.reading["policy"].shares_prompts and not ready.config.gradient_checkpointing
+    return laying(ready) is not Laying.ROWS
 
 
-def time_update(ready: Assembled, rows: Sequence[Rollout]) -> UpdateTime | None:
+def laying(ready: Assembled) -> Laying:
+    return laying_of(ready.models.reading, ready.config.gradient_checkpointing)
+
+
+def time_update(ready: Assembled, rows: Sequence[Rollout], budget: Budget, per_token: float) -> UpdateTime | None:
+    """Of few rows, then of four times as many, as long as that should end in time; the last one counts. The first is
+    slower than any later one. None where even the fewest rows should take too long."""
+    least = max([2, *(objective.minibatches for objective in ready.algorithm.objectives)])
+    if not rows or len(rows) < least:
+        return None
+    engine, end, num = TimedEngine(_engine(ready)), budget.spent + UPDATE * budget.left, least
+    expected = 3 * num_passes(ready) * per_token * tokens_of(rows[:num], shares_prompts(ready))
+    timed = None
+    while budget.spent + expected < end:
+        last = _update(ready, rows[:num], engine)
+        if last is None or num == len(rows):
+            return last or timed
+        timed, num = last, min(4 * num, len(rows))
+        expected = last.of(tokens_of(rows[:num], shares_prompts(ready)))
+    return timed
+
+
+def _update(ready: Assembled, rows: Sequence[Rollout], engine: TimedEngine) -> UpdateTime | None:
     """One update at rate 0, with made-up scores, so that every row counts."""
     algorithm, config = ready.algorithm, ready.config
     assert config.tokens_per_microbatch is not None
@@ -186,13 +223,13 @@ def time_update(ready: Assembled, rows: Sequence[Rollout]) -> UpdateTime | None:
     batch = batch.select(kept(batch, algorithm))
     if len(batch) < max(objective.minibatches for objective in algorithm.objectives):
         return None
-    engine = TimedEngine(_engine(ready))
-    settings = UpdateSettings(config.tokens_per_microbatch, {}, config.seed, shares_prompts=shares_prompts(ready))
+    settings = UpdateSettings(config.tokens_per_microbatch, {}, config.seed, laying=laying(ready))
     number = 1 + max(objective.start for objective in algorithm.objectives)
+    engine.seconds = 0.0
     seconds, _ = _timed(
         lambda: update(batch, algorithm, algorithm.state(), engine, settings, number, rate=lambda objective: 0.0)
     )
-    return UpdateTime(seconds, engine.seconds, len(batch), tokens_of(rows, settings.shares_prompts))
+    return UpdateTime(seconds, engine.seconds, len(batch), tokens_of(rows, settings.laying is not Laying.ROWS))
 
 
 def _engine(ready: Assembled) -> LocalEngine:
