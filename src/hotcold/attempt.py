@@ -33,6 +33,7 @@ from hotcold.memory import PeakMemory
 from hotcold.models.adapters import adapter_tensors, load_adapter_tensors, save_adapter
 from hotcold.models.critic import save_critic
 from hotcold.models.loading import export_model, load_model
+from hotcold.models.reading import laying_of
 from hotcold.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from hotcold.runs import RESULT, RunFolder
 from hotcold.stopping import Stopping
@@ -99,7 +100,7 @@ class Attempt:
                 norms,
                 config.seed,
                 self.ready.mismatch,
-                self.ready.models.reading["policy"].shares_prompts and not config.gradient_checkpointing,
+                laying_of(self.ready.models.reading, config.gradient_checkpointing),
             ),
             save_every=config.save_every,
             eval_every=config.eval.every,
@@ -179,12 +180,12 @@ class Attempt:
             self.console.warn(f"checkpoint {name} is not whole ({reason}) and was skipped")
         if checkpoint is None:
             return Progress(algorithm=self.ready.algorithm.state())
-        state = read_state(checkpoint)
+        state, progress = checked_state(checkpoint)
         check_same_run(state, self.ready)
         self._load_parameters(checkpoint)
         for name, optimizer in self.optimizers.items():
             load_optimizer_tensors(optimizer, self.named[name], read_tensors(checkpoint, OPTIMIZER_FILE[name]))
-        progress = self.saved = Progress(**state["progress"])
+        self.saved = progress
         if state.get("tokens_per_microbatch") != self.ready.config.tokens_per_microbatch:
             progress = replace(progress, tokens_per_microbatch=None)  # somebody has given another number since
         if progress.step > self.ready.config.steps:
@@ -313,6 +314,25 @@ def check_same_run(state: dict[str, Any], ready: Assembled) -> None:
             + (f"\n... and {len(changed) - 2} more" if len(changed) > 2 else "")
             + f"\nGive them as they were, or allow it: allow_changed=[{','.join(changed)}]"
         )
+
+
+def checked_state(checkpoint: Path) -> tuple[dict[str, Any], Progress]:
+    """What a checkpoint says of its run. Its hashes are right, but anybody may have written it."""
+    state = read_state(checkpoint)
+    try:
+        progress = Progress(**state["progress"])
+        hashes, groups = (state["base_sha256"], state["data_sha256"]), (progress.algorithm, progress.before)
+        fits = all(isinstance(text, str) for text in hashes)
+        fits &= all(isinstance(group, dict) for group in (*groups, state["identity"]))
+        fits &= all(type(n) is int and n >= 0 for n in (progress.step, progress.position, progress.version))
+    except (KeyError, TypeError):
+        fits = False
+    if not fits:
+        raise InputError(
+            f"{near(checkpoint / 'trainer' / 'state.json')} does not say where a run is.\n"
+            f"Delete {near(checkpoint)} to go on from the checkpoint before it."
+        )
+    return state, progress
 
 
 def changes(state: dict[str, Any], ready: Assembled) -> dict[str, str]:

@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hotcold.errors import InputError
 from hotcold.files import operation, rename, sync
 
 MANIFEST = "MANIFEST.json"
@@ -122,11 +123,28 @@ def sweep(parent: Path) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "trainer" / "state.json").read_text(encoding="utf-8"))
+    path = folder / "trainer" / "state.json"
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(path, error) from error
+    if not isinstance(state, dict):
+        raise _unreadable(path, "no JSON object")
+    return state
 
 
 def read_tensors(folder: Path, stem: str) -> dict[str, Tensor]:
-    return load_file(folder / "trainer" / f"{stem}.safetensors")
+    path = folder / "trainer" / f"{stem}.safetensors"
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError, KeyError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, why: object) -> InputError:
+    """Of a file whose hash is right: somebody else has written the checkpoint."""
+    step = path.parent.parent
+    return InputError(f"{path} cannot be read ({why}).\nDelete {step} to go on from the checkpoint before it.")
 
 
 def file_sha256(path: Path) -> str:
@@ -140,7 +158,7 @@ def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
     def of(name: str) -> str:
         tensor = tensors[name].detach().cpu().contiguous()
         head = f"{name} {tensor.dtype} {list(tensor.shape)} "
-        return head + hashlib.sha256(memoryview(tensor.flatten().view(torch.uint8).numpy())).hexdigest()
+        return head + hashlib.sha256(tensor.flatten().view(torch.uint8).numpy().data).hexdigest()
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashing lets other threads run
         return hashlib.sha256("\n".join(pool.map(of, sorted(tensors))).encode()).hexdigest()

@@ -14,7 +14,7 @@ from hotcold.models.adapters import AdapterOff, LoraSettings, StartingAdapter, a
 from hotcold.models.compute import check_recomputing, compute_context
 from hotcold.models.critic import Critic, critic_from_policy, load_critic
 from hotcold.models.loading import LoadedModel
-from hotcold.models.reading import Reading, choose_reading, shares_prompts
+from hotcold.models.reading import Laying, Reading, choose_laying, choose_reading
 from hotcold.models.reference import FrozenReference, Reference, check_apart, copy_as_reference, load_reference
 
 READS_OF_REFERENCE = frozenset({"logp_ref", "kl_old"})
@@ -73,11 +73,11 @@ def _readings(
     if isinstance(reference, FrozenReference) and config.reference is not None:
         reading["reference"] = choose_reading(reference.frozen_module)
     if critic is not None:
-        reading["critic"] = Reading(shares_prompts=shares_prompts(critic.trunk))
+        reading["critic"] = Reading(laying=choose_laying(critic.trunk))
     kind = type(policy.module).__name__
     if of_policy.head is None:
         return reading, (f"{kind}: its head does not stand alone, so that logits are computed for whole rows",)
-    if not of_policy.shares_prompts:
+    if of_policy.laying is Laying.ROWS:
         return reading, (f"{kind}: its prompts cannot be shared, so that each response is computed with its own",)
     return reading, ()
 

@@ -28,7 +28,7 @@ from hotcold.lab.on_model import Check, Subject, check_model, shuffled
 from hotcold.lab.probe import Parts, local_engine, norm, relative_gap
 from hotcold.lab.telling import stirred, with_variance
 from hotcold.models.critic import Critic
-from hotcold.models.reading import Head, Reading, choose_reading
+from hotcold.models.reading import Head, Laying, Reading, choose_reading
 from hotcold.models.reference import FrozenReference, copy_as_reference
 from hotcold.sampling.base import Request, SamplingOptions
 from hotcold.sampling.transformers_engine import TransformersSampler
@@ -63,7 +63,7 @@ def sampled(sampler: TransformersSampler) -> list[Rollout]:
 
 
 def subject(algorithm: Algorithm, policy: Any = None, **more: Any) -> Subject:
-    reading = {} if policy is not None else {"policy": choose_reading(gpt2()), "critic": Reading(shares_prompts=True)}
+    reading = {} if policy is not None else {"policy": choose_reading(gpt2()), "critic": Reading(laying=Laying.PROMPTS)}
     policy = policy or gpt2()
     sampler = sampler_of(policy)
     modules = {"policy": policy}

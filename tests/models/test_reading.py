@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from hotcold.batch import Batch, Rollout, collate
 from hotcold.engines.local import LocalEngine, Trainee
 from hotcold.equations import sum_per_response
 from hotcold.models import chunks
-from hotcold.models.reading import PLAIN, Reading, choose_reading, plain_hidden, shared_hidden
+from hotcold.models.packing import NotPackable, packed_hidden
+from hotcold.models.reading import PLAIN, Laying, Reading, choose_reading, plain_hidden, shared_hidden
 from hotcold.models.reference import copy_as_reference
 
 BASE: dict[str, Any] = {
@@ -62,7 +64,11 @@ CONFIGS: dict[str, Any] = {
     "deepseek_v3": lambda: tf.DeepseekV3Config(**DEEPSEEK),
     "qwen3_next": lambda: tf.Qwen3NextConfig(**NEXT),
 }
-SHARES_NOT = {"qwen3_next"}  # half of its layers are recurrent: a state has no rows to repeat
+LAYING = {  # the others are packed
+    "gemma2, soft-cap": Laying.PROMPTS,  # a soft cap inside attention
+    "bloom": Laying.PROMPTS,  # ALiBi
+    "qwen3_next": Laying.ROWS,  # half of its layers are recurrent: a state has no rows to repeat
+}
 
 
 def make(name: str, seed: int = 0) -> Any:
@@ -129,13 +135,15 @@ def test_log_probabilities_and_gradients_are_those_of_plain_rows(name: str, monk
     module = make(name)
     reading = choose_reading(module)
     assert reading.head is not None
-    assert reading.shares_prompts == (name not in SHARES_NOT)
+    assert reading.laying is LAYING.get(name, Laying.PACKED)
     expected = [passed(module, PLAIN, rows(), objective) for objective in (WITH_TERMS, OF_LOGP)]
     monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 5 * 32)
-    for objective, (logp, gradients) in zip((WITH_TERMS, OF_LOGP), expected, strict=True):
-        found, of_chunks = passed(module, reading, rows(), objective)
-        assert float((found - logp).abs().max()) < 2e-5
-        assert relative(of_chunks, gradients) < 1e-5
+    layings = [Laying.PROMPTS, Laying.PACKED] if reading.laying is Laying.PACKED else [reading.laying]
+    for laying in layings:
+        for objective, (logp, gradients) in zip((WITH_TERMS, OF_LOGP), expected, strict=True):
+            found, of_chunks = passed(module, replace(reading, laying=laying), rows(), objective)
+            assert float((found - logp).abs().max()) < 2e-5
+            assert relative(of_chunks, gradients) < 1e-5
 
 
 def test_each_distinct_prompt_is_computed_once() -> None:
@@ -150,6 +158,40 @@ def test_each_distinct_prompt_is_computed_once() -> None:
         shared = shared_hidden(module.base_model, batch, row, at)
     assert seen == [12 * batch.tokens.shape[1], 3 * 11, 12 * 13]
     assert float((plain - shared).abs().max()) < 1e-5
+
+
+def test_packed_rows_have_no_padding() -> None:
+    """Forward tokens are counted: 3 prompts of 2, 7 and 11 tokens and twelve responses, each less its last token."""
+    module, batch = make("llama"), rows()
+    seen: list[tuple[int, ...]] = []
+    module.base_model.layers[0].register_forward_hook(lambda _, inputs, __: seen.append(tuple(inputs[0].shape[:2])))
+    row, at = batch.trained.nonzero(as_tuple=True)
+    with torch.no_grad():
+        packed = packed_hidden(module.base_model, batch, row, at)
+        plain = plain_hidden(module.base_model, batch, row, at)
+    assert seen[0] == (1, 2 + 7 + 11 + sum((5 * episode) % 14 for episode in range(12)))
+    assert float((plain - packed).abs().max()) < 1e-5
+
+
+def test_what_a_row_says_reaches_no_other_packed_row() -> None:
+    module, batch = make("mistral, window 6"), rows()
+    row, at = batch.trained.nonzero(as_tuple=True)
+    tokens = batch.tokens.clone()
+    tokens[5, 12:16] = (tokens[5, 12:16] + 1) % 32  # in a response of 12 behind a prompt of 11
+    with torch.no_grad():
+        before = packed_hidden(module.base_model, batch, row, at)
+        after = packed_hidden(module.base_model, batch.replace(tokens=tokens), row, at)
+    assert torch.equal(before[row != 5], after[row != 5]) and not torch.equal(before[row == 5], after[row == 5])
+
+
+def test_a_forward_that_fails_leaves_the_model_as_it_was() -> None:
+    module, batch = make("gemma2, soft-cap"), rows()
+    row, at = batch.trained.nonzero(as_tuple=True)
+    before = module.config._attn_implementation
+    with pytest.raises(NotPackable, match="softcap"):
+        packed_hidden(module.base_model, batch, row, at)
+    assert module.config._attn_implementation == before
+    plain_hidden(module.base_model, batch, row, at)
 
 
 def test_no_more_logits_than_a_chunk_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +213,7 @@ def test_a_model_that_leaks_between_rows_or_padding_is_read_plainly() -> None:
         return inner(hidden + 1e-7 * hidden.mean((0, 1)), *args, **kwargs)
 
     layer.forward = leaking
-    assert not choose_reading(module).shares_prompts
+    assert choose_reading(module).laying is Laying.ROWS
 
 
 def test_a_head_with_something_unknown_after_it_is_not_taken_apart() -> None:

@@ -13,6 +13,7 @@ from hotcold.algorithms.losses import ClippedLoss, importance_weighted_loss, pol
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.equations import policy_gradient, sum_per_response
 from hotcold.errors import OutOfMemory
+from hotcold.models.reading import Laying
 from hotcold.training import batching
 from hotcold.training.batching import Cut, Room, _probes, _together, layout, micro_batches, minibatch_rows, skippable
 
@@ -122,7 +123,7 @@ def with_prompts(rows: list[tuple[tuple[int, ...], int]], unit: list[int] | None
 
 
 def by_prompt(batch: Batch, budget: int) -> list[list[int]]:
-    return micro_batches(batch, range(len(batch)), Cut(budget, shares_prompts=True))
+    return micro_batches(batch, range(len(batch)), Cut(budget, Laying.PROMPTS))
 
 
 def test_longer_prompts_stand_first_and_rows_of_one_prompt_together_by_length() -> None:
@@ -189,18 +190,18 @@ def test_a_tenth_of_the_response_columns_may_be_padding() -> None:
 
 
 def test_64_tokens_of_padding_are_cheaper_than_another_micro_batch() -> None:
-    for shares in (False, True):
+    for laying in (Laying.ROWS, Laying.PROMPTS):
         for length, expected in ((36, [[0, 1]]), (35, [[0], [1]])):  # 100 - 36 = 64
             batch = batch_of_lengths([100, length])
-            assert micro_batches(batch, range(2), Cut(1000, shares)) == expected
+            assert micro_batches(batch, range(2), Cut(1000, laying)) == expected
 
 
 def test_ragged_rows_are_padded_by_a_tenth_at_most() -> None:
     """Lengths from 8 to 256 in one group, and 64 tokens of padding in each micro-batch at most where that is more."""
     lengths = [8 + (37 * i) % 249 for i in range(64)]
-    for shares in (False, True):
+    for laying in (Laying.ROWS, Laying.PROMPTS):
         batch = batch_of_lengths(lengths)
-        micro = micro_batches(batch, range(64), Cut(1024, shares))
+        micro = micro_batches(batch, range(64), Cut(1024, laying))
         columns = [len(rows) * max(lengths[r] for r in rows) for rows in micro]
         padding = [n - sum(lengths[r] for r in rows) for n, rows in zip(columns, micro, strict=True)]
         assert all(pad <= max(64, 0.1 * n) for pad, n in zip(padding, columns, strict=True))
@@ -228,6 +229,44 @@ def test_skipped_rows_count_but_are_not_computed() -> None:
     skipped = torch.tensor([False, True, False])
     (step,) = layout(batch_of_lengths([3, 3, 3]), PLAIN, skipped, Cut(100), [0])
     assert step.rows == [0, 1, 2] and step.micro_batches == [[0, 2]]
+
+
+# ------------------------------------------------------------------ micro-batches without padding
+
+
+def packed(batch: Batch, budget: int) -> list[list[int]]:
+    return micro_batches(batch, range(len(batch)), Cut(budget, Laying.PACKED))
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (19, [[1, 2, 0, 3]]),  # 2 prompts x 3 + 4 + 2 + 3 + 4 tokens of responses
+        (18, [[1, 2], [0, 3]]),  # 9 and 10; three rows in the first would be 15 and 7
+        (10, [[1, 2], [0, 3]]),
+        (9, [[1, 2], [0], [3]]),  # 9, 6, 7
+        (1, [[1], [2], [0], [3]]),
+    ],
+)
+def test_packed_rows_count_their_tokens_and_each_prompt_once(budget: int, expected: list[list[int]]) -> None:
+    assert packed(with_prompts([(Q, 3), (P, 4), (P, 2), (Q, 4)]), budget) == expected
+
+
+def test_packed_rows_of_a_unit_stay_together() -> None:
+    batch = with_prompts([(P, 4), (P, 4), (Q, 4), (Q, 4)], unit=[0, 1, 1, 0])
+    assert packed(batch, 1) == [[0, 3], [1, 2]]
+    assert packed(batch, 100) == [[0, 3, 1, 2]]
+
+
+def test_packed_parts_are_even_and_as_few_as_fit() -> None:
+    """Lengths from 8 to 256: no part is more than a row larger than another."""
+    lengths = [8 + (37 * i) % 249 for i in range(64)]
+    batch = batch_of_lengths(lengths)  # all rows have the same prompt of one token
+    micro = packed(batch, 1024)
+    sizes = [1 + sum(lengths[r] - 1 for r in rows) for rows in micro]
+    assert max(sizes) <= 1024 and len(micro) == -(-sum(n - 1 for n in lengths) // 1000)
+    assert max(sizes) - min(sizes) <= 256
+    assert sorted(r for rows in micro for r in rows) == list(range(64))
 
 
 # ------------------------------------------------------------------ rows whose loss is identically 0

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from hotcold.bench.watch import STAGES, Seen
+from hotcold.models.reading import Laying
 
 NAMES = (*STAGES[:1], "scoring by reward", *STAGES[1:], "everything else")
 MEMORY = {"sampling": "memory/sample", "log-probs": "memory/reads", "update": "memory/update"}
@@ -41,7 +42,7 @@ class Setting:
     dtype: str
     threads: int
     recomputes: bool = False  # activations, in the backward pass
-    shares_prompts: bool = True
+    laying: Laying = Laying.PACKED
     reads: tuple[str, ...] = ()  # models that are asked before the update
     tokens_per_microbatch: int = 0
 
@@ -139,7 +140,7 @@ def advice(part: PartOfStep, setting: Setting) -> str:
             "(prompts_per_step, group_size) fill the machine better, a smaller max_tokens cuts the tail of long ones."
         )
     padding = 1 - (part.needed_tokens or 0) / part.computed_tokens if part.computed_tokens else 0.0
-    if padding > NOTABLE and not setting.shares_prompts:
+    if padding > NOTABLE and setting.laying is Laying.ROWS:
         return f"{padding:.0%} of its tokens are repeated prompts or padding: the prompts of this model are not shared."
     if padding > NOTABLE:
         return f"{padding:.0%} of its tokens are padding or repeated prompts: try another tokens_per_microbatch."

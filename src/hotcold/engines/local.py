@@ -19,8 +19,9 @@ from hotcold.errors import InputError
 from hotcold.memory import as_out_of_memory
 from hotcold.models.compute import recomputing
 from hotcold.models.critic import measure_values
+from hotcold.models.packing import until_backward
 from hotcold.models.policy import Measured, measure
-from hotcold.models.reading import PLAIN, Reading
+from hotcold.models.reading import PLAIN, Laying, Reading
 from hotcold.models.reference import FrozenReference, Reference
 
 
@@ -122,7 +123,7 @@ class LocalEngine:
     def backward(self, batch: Batch, weights: Tensor, objective: Objective) -> Pass:
         home, batch = batch.tokens.device, self._on_device(batch)
         trainee = self.models[objective.model]
-        with as_out_of_memory("a forward and backward"), recomputing(trainee.module, self.recompute):
+        with as_out_of_memory("a forward and backward"), recomputing(trainee.module, self.recompute), until_backward():
             with self.compute():
                 measured = self._measure(batch, objective)
             logp = measured.forward.logp
@@ -159,12 +160,13 @@ class LocalEngine:
         return measure(self.policy.module, batch, needs, self.temperature, self.reference, *readings)
 
     def _values(self, batch: Batch) -> Tensor:
-        return measure_values(self.models["critic"].module, batch, self._reading("critic").shares_prompts)
+        return measure_values(self.models["critic"].module, batch, self._reading("critic").laying)
 
     def _reading(self, model: str) -> Reading:
-        """A cache would keep what recomputing drops: then prompts are not shared."""
+        """A cache would keep what recomputing drops: then rows are plain."""
         reading = self.reading.get(model, PLAIN)
-        return replace(reading, shares_prompts=False) if self.recompute else reading
+        is_cached = self.recompute and reading.laying is Laying.PROMPTS
+        return replace(reading, laying=Laying.ROWS) if is_cached else reading
 
     def step(self, model: str, rate: float, max_norm: float | None) -> StepResult:
         with as_out_of_memory("a step of the optimiser, with its state,"):

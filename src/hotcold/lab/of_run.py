@@ -41,7 +41,7 @@ class Bench:
 
     @property
     def cut(self) -> Cut:
-        return Cut(self.settings.tokens_per_microbatch, self.settings.shares_prompts)
+        return Cut(self.settings.tokens_per_microbatch, self.settings.laying)
 
 
 @dataclass(frozen=True)

@@ -137,8 +137,8 @@ class Subject:
         return Base(self.gradients(), one_by_one.gradients, lengths)
 
     def _run(self, probe: Probe, rows: Sequence[Rollout], tokens_per_microbatch: int) -> Probe:
-        algorithm, laid = OneStep(self.algorithm), self.parts.shares_prompts
-        return run(algorithm, rows, probe, tokens_per_microbatch, self.mismatch, probe.pad_id, shares_prompts=laid)
+        algorithm, laid = OneStep(self.algorithm), self.parts.laying
+        return run(algorithm, rows, probe, tokens_per_microbatch, self.mismatch, probe.pad_id, laying=laid)
 
 
 @dataclass(frozen=True)

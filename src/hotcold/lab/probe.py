@@ -16,7 +16,7 @@ from hotcold.algorithms.base import Algorithm, Objective, Plan
 from hotcold.batch import Batch, Rollout, collate
 from hotcold.engines.base import Engine, Pass, StepResult
 from hotcold.engines.local import LocalEngine, Trainee
-from hotcold.models.reading import PLAIN, Reading
+from hotcold.models.reading import Laying, Reading, laying_of
 from hotcold.models.reference import Reference
 from hotcold.training.collect import kept
 from hotcold.training.mismatch import Mismatch
@@ -38,8 +38,8 @@ class Parts:
     reading: Mapping[str, Reading] = field(default_factory=dict)  # by model: what may be shared and left out
 
     @property
-    def shares_prompts(self) -> bool:
-        return self.reading.get("policy", PLAIN).shares_prompts and not self.recompute
+    def laying(self) -> Laying:
+        return laying_of(self.reading, self.recompute)
 
     def parameters(self, model: str) -> list[nn.Parameter]:
         return [p for p in self.modules[model].parameters() if p.requires_grad]
@@ -195,12 +195,12 @@ def run(
     mismatch: Mismatch | None = None,
     pad_id: int = 0,
     dtype: torch.dtype = torch.float32,
-    shares_prompts: bool | None = None,
+    laying: Laying | None = None,
 ) -> Probe:
-    """One step of the loop on these rows: collate, keep, update. `shares_prompts`: how rows are laid, None as read."""
+    """One step of the loop on these rows: collate, keep, update. `laying`: None is as the policy is read."""
     batch = collate(rollouts, pad_id, dtype)
     batch = batch.select(kept(batch, algorithm))
-    laid = probe.parts.shares_prompts if shares_prompts is None else shares_prompts
+    laid = probe.parts.laying if laying is None else laying
     settings = UpdateSettings(tokens_per_microbatch, {}, 0, mismatch, laid)
     update(batch, algorithm, algorithm.state(), probe, settings, 1, lambda _: 0.0)
     return probe

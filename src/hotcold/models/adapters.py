@@ -131,10 +131,12 @@ def load_adapter(module: nn.Module, folder: Path, config: Mapping[str, Any]) -> 
     kept = {key: value for key, value in config.items() if key in ADAPTER_KEYS and value is not None}
     try:
         _inject(module, **kept)
-    except ValueError as error:
+    except InputError:
+        raise
+    except Exception as error:  # whatever peft makes of a value of another kind
         reason = str(error).strip().splitlines() or [""]
         raise InputError(
-            f"The adapter in {folder} does not fit its base model: {reason[0][:300]}\n"
+            f"The adapter in {folder} does not fit its base model: {type(error).__name__}: {reason[0][:300]}\n"
             "Give the base model it was made for."
         ) from error
     for place in _places(module):

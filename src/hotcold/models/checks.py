@@ -12,6 +12,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from hotcold.errors import InputError, did_you_mean
 
+READ = (".json", ".safetensors", ".txt", ".model", ".jinja")  # endings of what libraries open
+MOST_BYTES = 500_000_000  # of a JSON file
+MOST_RANK = 65536  # of an adapter
+LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")  # what families call their number of layers
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # What makes a plain LoRA adapter, and is handed on to peft ...
@@ -24,6 +28,7 @@ NO_EFFECT = {
     "peft_type", "peft_version", "auto_mapping", "inference_mode", "lora_dropout", "fan_in_fan_out",
     "megatron_core", "qalora_group_size", "eva_config",
 }  # fmt: skip
+IMPLEMENTATIONS = (None, "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "grouped_mm")
 PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")  # of A and B; the others change W
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
 
@@ -43,26 +48,40 @@ def looks_like_a_hub_name(spec: str) -> bool:
 
 def check_folder(folder: Path) -> None:
     """Raises InputError unless the folder is a causal language model with safetensors weights."""
+    check_files(folder)
     _check_config(folder)
     _check_generation_config(folder)
     _check_weights(folder)
+    _check_layers(folder)
+
+
+def check_files(folder: Path) -> None:
+    """What a library would open must be a file: a pipe is waited for, a device never ends."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix in READ and not path.is_file():
+            raise InputError(
+                f"{path} is no file but a folder, a pipe, a device or a broken link. Save the model again."
+            )
+        if path.suffix == ".json" and path.stat().st_size > MOST_BYTES:
+            raise InputError(f"{path} has {path.stat().st_size} bytes; no file of this kind is so large.")
 
 
 def check_bare_folder(folder: Path) -> dict[str, Any]:
     """The config. Raises InputError unless the folder is a model of any class with safetensors weights."""
+    check_files(folder)
     config = _plain_config(folder)
     _check_weights(folder)
     return config
 
 
 def check_tokenizer(folder: Path) -> None:
+    check_files(folder)
     if not has_tokenizer(folder):
         raise InputError(
             f"{folder} has no tokenizer ({', '.join(TOKENIZER_FILES[:3])} ...).\n"
             "Save it next to the model: tokenizer.save_pretrained(folder)."
         )
-    if "auto_map" in _json(folder / "tokenizer_config.json"):
-        raise _remote_code(folder / "tokenizer_config.json")
+    _check_no_code(_json(folder / "tokenizer_config.json"), folder / "tokenizer_config.json")
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -80,13 +99,22 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
             f"{folder} holds a whole model and an adapter ({ADAPTER_CONFIG}): it is not clear which is meant.\n"
             "Put the adapter into a folder of its own and give one of the two."
         )
+    check_files(folder)
     config = _json(folder / ADAPTER_CONFIG)
+    _check_no_code(config, folder / ADAPTER_CONFIG)
     if config.get("peft_type") != "LORA":
         raise merge_first(folder, f"is of the kind {config.get('peft_type')!r}")
     if config.get("init_lora_weights", True) not in PLAIN_STARTS:
         raise merge_first(
             folder, f"has init_lora_weights {config['init_lora_weights']!r}, which changes its base model"
         )
+    if type(rank := config.get("r")) is not int or not 1 <= rank <= MOST_RANK:
+        raise InputError(
+            f"{folder / ADAPTER_CONFIG}: r is {rank!r}; a rank from 1 to {MOST_RANK} is needed. Correct it."
+        )
+    ranks = config.get("rank_pattern") or {}
+    if not isinstance(ranks, dict) or not all(type(r) is int and 1 <= r <= MOST_RANK for r in ranks.values()):
+        raise InputError(f"{folder / ADAPTER_CONFIG}: rank_pattern is no object of layers and ranks. Correct it.")
     for key, value in config.items():
         known = key in ADAPTER_KEYS or key in NO_EFFECT or key == "init_lora_weights"
         if not known and value not in (None, False, "none", [], {}):
@@ -124,9 +152,23 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of the model, sorted by name: those of the index if there is one."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        return [folder / name for name in sorted(set(_json(index).get("weight_map", {}).values()))]
+        return [folder / name for name in _indexed(index)]
     single = folder / "model.safetensors"
     return [single] if single.is_file() else _model_weights(folder)
+
+
+def _indexed(path: Path) -> list[str]:
+    """The files that an index names. They stand beside it: a path could lead anywhere."""
+    weights = _json(path).get("weight_map")
+    if not isinstance(weights, dict) or not weights or not all(isinstance(name, str) for name in weights.values()):
+        raise InputError(f"{path}: weight_map is no object of tensors and their files. Fetch or save the model again.")
+    names = sorted(set(weights.values()))
+    if outside := [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]:
+        raise InputError(
+            f"{path} names {outside[0]!r}, which is no .safetensors file beside it. Nothing else is read.\n"
+            "Fetch or save the model again."
+        )
+    return names
 
 
 def _model_weights(folder: Path) -> list[Path]:
@@ -136,7 +178,7 @@ def _model_weights(folder: Path) -> list[Path]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON ({error}). Fetch or save the model again.") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} is no JSON object. Fetch or save the model again.")
@@ -151,8 +193,7 @@ def _plain_config(folder: Path) -> dict[str, Any]:
             "Give the folder that save_pretrained wrote (in a run: model/ or checkpoints/step_...)."
         )
     config = _json(path)
-    if "auto_map" in config:
-        raise _remote_code(path)
+    _check_no_code(config, path)
     if "quantization_config" in config:
         raise InputError(
             f"{folder} holds quantised weights, which cannot be trained.\nGive the model in fp32, bf16 or fp16."
@@ -160,11 +201,28 @@ def _plain_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def _check_no_code(config: dict[str, Any], path: Path) -> None:
+    """No part of a config may name code: `auto_map`, or a kernel that is fetched from the hub (`owner/name`)."""
+    if "auto_map" in config:
+        raise _remote_code(path)
+    for key, value in config.items():
+        if key.endswith(("attn_implementation", "experts_implementation")) and value not in IMPLEMENTATIONS:
+            raise InputError(
+                f"{path}: {key} is {str(value)[:80]!r}, which may be code from the hub and is never run here.\n"
+                f"Remove it, or write one of {', '.join(IMPLEMENTATIONS[1:])}."
+            )
+        if isinstance(value, dict):
+            _check_no_code(value, path)
+
+
 def _check_config(folder: Path) -> None:
     config = _plain_config(folder)
     kind, named = config.get("model_type"), config.get("architectures") or []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise InputError(f"{folder / 'config.json'}: architectures is {named!r}; a list of names is needed.")
     causal = {name for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in _names(value)}
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or (named and not causal & set(named)):
+    is_known = isinstance(kind, str) and kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if not is_known or (named and not causal & set(named)):
         raise InputError(
             f"{folder} is no causal language model that transformers knows: model_type {kind!r}, "
             f"architectures {named}.\nGive a model that AutoModelForCausalLM loads."
@@ -208,9 +266,27 @@ def _check_weights(folder: Path) -> None:
         _check_readable(path)
 
 
+def _check_layers(folder: Path) -> None:
+    """Every layer has a tensor at least. Without this check a config of ten million layers would build them all."""
+    num_tensors = sum(_num_tensors(path) for path in weight_files(folder))
+    config = _json(folder / "config.json")
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for key in LAYERS:
+            if isinstance(part.get(key), int) and part[key] > num_tensors:
+                raise InputError(
+                    f"{folder / 'config.json'}: {key} is {part[key]}, but the weights have {num_tensors} tensors in "
+                    "all.\nThe two do not belong together. Fetch or save the model again."
+                )
+
+
+def _num_tensors(path: Path) -> int:
+    with safe_open(path, framework="pt") as file:
+        return len(file.keys())
+
+
 def _check_readable(path: Path) -> None:
     try:
         with safe_open(path, framework="pt"):
             pass
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, MemoryError) as error:
         raise InputError(f"{path} is broken or cut off ({error}).\nFetch or save the model again.") from error

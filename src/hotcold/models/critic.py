@@ -19,7 +19,7 @@ from hotcold.models.adapters import merged
 from hotcold.models.checks import check_bare_folder, is_adapter
 from hotcold.models.loading import LoadedModel, load_bare, load_model, resolve_folder, save_bare
 from hotcold.models.policy import scatter
-from hotcold.models.reading import read_hidden
+from hotcold.models.reading import Laying, read_hidden
 from hotcold.models.reference import num_embeddings, said_of, token_gap
 
 VALUE_HEAD = "value_head.safetensors"
@@ -53,7 +53,7 @@ class Critic(nn.Module):
             return self.head(hidden.to(self.head.weight.dtype))[..., 0]
 
 
-def measure_values(critic: Critic, batch: Batch, shares_prompts: bool = False) -> Tensor:
+def measure_values(critic: Critic, batch: Batch, laying: Laying = Laying.ROWS) -> Tensor:
     """[B, T] the value of the state in which each trained token was chosen; 0 outside `batch.trained`.
 
     It is read at the position before the token, as its log-probability is, and nowhere else: what stands in the padding
@@ -62,7 +62,7 @@ def measure_values(critic: Critic, batch: Batch, shares_prompts: bool = False) -
     row, at = batch.trained.nonzero(as_tuple=True)
     if not len(row):
         return torch.zeros(batch.trained.shape, dtype=critic.head.weight.dtype, device=batch.tokens.device)
-    return scatter(critic.values(read_hidden(critic.trunk, batch, row, at, shares_prompts)), batch.trained)
+    return scatter(critic.values(read_hidden(critic.trunk, batch, row, at, laying)), batch.trained)
 
 
 def critic_from_policy(loaded: LoadedModel, device: str) -> Critic:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -74,6 +75,7 @@ def load_model(spec: str, device: str = "cpu", cache_dir: str | Path | None = No
         sha256 = file_sha256(*weight_files(folder))
         if adapter is not None:
             notes += load_adapter(module, given, adapter)
+            check_finite(module, str(given))
             sha256 = _sha256_with_adapter(module, given, sha256)
     notes += _without_dropout_modules(module)
     notes += _check_vocabulary(words, module, tokenizer)
@@ -121,16 +123,26 @@ def _sha256_with_adapter(module: nn.Module, folder: Path, base_sha256: str) -> s
 
 
 def resolve_folder(spec: str, cache_dir: Path | None = None) -> Path:
-    path = Path(spec).expanduser()
+    path = _path(spec)
     if spec == SMOLLM2:
         return dequantised(smollm2_file(), cache_dir)
-    if path.suffix == ".gguf" and path.is_file():
+    if path.suffix == ".gguf" and os.path.isfile(path):
         return dequantised(path, cache_dir)
-    if path.is_dir():
+    if os.path.isdir(path):
         return path
     if path.suffix != ".gguf" and looks_like_a_hub_name(spec):
         return _from_hub(spec)
     raise missing_folder(spec)
+
+
+def _path(spec: str) -> Path:
+    try:
+        os.stat(path := Path(spec).expanduser())
+    except ValueError:
+        raise InputError(f"model={spec}: a NUL byte or half of a character is in no name of a folder.") from None
+    except OSError:  # a hub name is no path; one that is too long is neither
+        pass
+    return path
 
 
 def _from_hub(name: str, revision: str | None = None) -> Path:
@@ -202,7 +214,18 @@ def _load_module(folder: Path, config: Any, auto: Any = AutoModelForCausalLM) ->
         ) from error
     module, report = loaded
     _check_report(folder, module, report)
+    check_finite(module, str(folder))
     return module.float()
+
+
+def check_finite(module: nn.Module, source: str) -> None:
+    """NaN in one parameter is NaN in every logit, and would be found at the first sample only."""
+    for name, parameter in module.named_parameters():
+        if parameter.numel() and not all(bound.isfinite() for bound in parameter.detach().aminmax()):
+            raise InputError(
+                f"{source}: {name} has numbers that are not finite (NaN or infinity): the model was spoilt when it was "
+                "trained or saved.\nFetch or save the model again, or take an earlier checkpoint."
+            )
 
 
 def _check_report(folder: Path, module: nn.Module, report: dict[str, Any]) -> None:

@@ -87,7 +87,7 @@ def read_states(module: Any, batch: Batch, row: Tensor, at: Tensor, reading: Rea
     """[N, H] the hidden states before the tokens at (row, at), or where the head does not stand alone [N, V] logits."""
     if reading.head is None:
         return trained_logits(module, batch, row, at)
-    return read_hidden(module.base_model, batch, row, at, reading.shares_prompts)
+    return read_hidden(module.base_model, batch, row, at, reading.laying)
 
 
 def to_logits(module: Any, states: Tensor, reading: Reading) -> Tensor:

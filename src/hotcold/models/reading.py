@@ -1,16 +1,19 @@
 """How a causal LM is read: each prompt once for all of its responses, the head in chunks that are computed anew.
 
-Two economies, each proven at load on the model at hand, else left out:
-- Rows with the same prompt share its forward. The prompt runs once with a key-value cache that keeps the autograd
-  graph; keys and values are repeated for the responses, which are ordinary rows from there on.
+Economies, each proven at load on the model at hand, else left out:
+- A batch is one row without padding, each distinct prompt once (`packing`).
+- Where that is not the model's own result, rows with the same prompt share its forward. The prompt runs once with a
+  key-value cache that keeps the autograd graph; keys and values are repeated for the responses, which are ordinary rows
+  from there on.
 - The head runs on trained positions only, a chunk at a time; the backward pass computes a chunk's logits anew, so that
   no [tokens, V] tensor is ever whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -21,6 +24,7 @@ from hotcold.batch import Batch, Rollout, collate
 from hotcold.models.chunks import parts, rows_at_once
 from hotcold.models.hf import cache_of, forward_kwargs, has_row_cache, position_kwargs
 from hotcold.models.kv_cache import select_rows
+from hotcold.models.packing import may_pack, packed_hidden
 
 NOTHING_BEFORE = "a trained token needs at least one token before it"
 SAME = 1e-4  # relative: how far two ways to the same logits may lie apart in float32
@@ -40,15 +44,29 @@ class Head:
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
+class Laying(StrEnum):
+    """How the tokens of a batch go through a trunk."""
+
+    ROWS = "padded rows"
+    PROMPTS = "each prompt once, the responses as padded rows"
+    PACKED = "each prompt once, all tokens side by side"
+
+
 @dataclass(frozen=True)
 class Reading:
-    """What holds for a model. `head` None: only the whole module knows its logits. `shares_prompts`: they run once."""
+    """What holds for a model. `head` None: only the whole module knows its logits."""
 
     head: Head | None = None
-    shares_prompts: bool = False
+    laying: Laying = Laying.ROWS
 
 
 PLAIN = Reading()
+
+
+def laying_of(reading: Mapping[str, Reading], recompute: bool) -> Laying:
+    """How a run lays its rows: as its policy reads them. `recompute`: activations, in the backward pass."""
+    laying = reading.get("policy", PLAIN).laying
+    return Laying.ROWS if recompute and laying is Laying.PROMPTS else laying
 
 
 def choose_reading(module: Any) -> Reading:
@@ -60,16 +78,21 @@ def choose_reading(module: Any) -> Reading:
     with torch.no_grad():
         expected = module(**padded_rows(module, rows)).logits[row, at - 1]
         head = _matching_head(module, plain_hidden(module.base_model, rows, row, at), expected)
-    return PLAIN if head is None else Reading(head, shares_prompts(module.base_model))
+    return PLAIN if head is None else Reading(head, choose_laying(module.base_model))
 
 
-def shares_prompts(trunk: Any) -> bool:
-    """The shared forward gives the plain hidden states, and what one response says reaches no other.
+def choose_laying(trunk: Any) -> Laying:
+    """The least work that gives the plain hidden states."""
+    if may_pack(trunk) and _is_exact(trunk, packed_hidden):
+        return Laying.PACKED
+    return Laying.PROMPTS if has_row_cache(trunk) and _is_exact(trunk, shared_hidden) else Laying.ROWS
+
+
+def _is_exact(trunk: Any, hidden_of: Callable[..., Tensor]) -> bool:
+    """It gives the plain hidden states, and what one response says reaches no other.
 
     To the bit, but for experts: they take the tokens of all rows together, and the size of a product moves last bits.
     """
-    if not has_row_cache(trunk):
-        return False
     rows = _trial(trunk)
     row, at = rows.trained.nonzero(as_tuple=True)
     tokens, start, end = rows.tokens.clone(), int(rows.prompt_lengths[0]), int(rows.lengths[0])
@@ -77,9 +100,9 @@ def shares_prompts(trunk: Any) -> bool:
     try:
         with torch.no_grad():
             plain = plain_hidden(trunk, rows, row, at)
-            shared = shared_hidden(trunk, rows, row, at)
-            changed = shared_hidden(trunk, rows.replace(tokens=tokens), row, at)
-    except Exception:  # whatever a family's cache cannot do
+            shared = hidden_of(trunk, rows, row, at)
+            changed = hidden_of(trunk, rows.replace(tokens=tokens), row, at)
+    except Exception:  # whatever a family's cache or attention cannot do
         return False
     others = row != 0
     a, b = shared[others], changed[others]
@@ -208,8 +231,11 @@ def _left_aligned(batch: Batch, rows: list[int], width: int) -> tuple[Tensor, Te
     return batch.tokens[index].gather(1, source.clamp(min=0)), (source >= 0).long()
 
 
-def read_hidden(trunk: nn.Module, batch: Batch, row: Tensor, at: Tensor, shares_prompts: bool) -> Tensor:
-    return (shared_hidden if shares_prompts else plain_hidden)(trunk, batch, row, at)
+HIDDEN = {Laying.ROWS: plain_hidden, Laying.PROMPTS: shared_hidden, Laying.PACKED: packed_hidden}
+
+
+def read_hidden(trunk: nn.Module, batch: Batch, row: Tensor, at: Tensor, laying: Laying) -> Tensor:
+    return HIDDEN[laying](trunk, batch, row, at)
 
 
 # ---- chunks

@@ -18,6 +18,7 @@ from hotcold.algorithms.base import Forward, Objective
 from hotcold.batch import Batch
 from hotcold.errors import OutOfMemory
 from hotcold.memory import LESS
+from hotcold.models.reading import Laying
 
 T = TypeVar("T")
 
@@ -33,10 +34,10 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class Cut:
-    """How large a micro-batch may be, and whether its rows share the forward of a common prompt."""
+    """How large a micro-batch may be, and how its tokens go through a model."""
 
     tokens_per_microbatch: int
-    shares_prompts: bool = False
+    laying: Laying = Laying.ROWS
 
 
 @dataclass
@@ -103,7 +104,8 @@ def minibatch_rows(batch: Batch, num_minibatches: int, seed: Sequence[int]) -> l
 
 def micro_batches(batch: Batch, rows: Sequence[int], cut: Cut) -> list[list[int]]:
     """Rows of like length together, as many as fit (at least a unit); rows of one prompt where prompts are shared."""
-    return (_by_prompt if cut.shares_prompts else _by_length)(batch, rows, cut.tokens_per_microbatch)
+    laid = {Laying.ROWS: _by_length, Laying.PROMPTS: _by_prompt, Laying.PACKED: _packed}
+    return laid[cut.laying](batch, rows, cut.tokens_per_microbatch)
 
 
 def _by_length(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int) -> list[list[int]]:
@@ -145,6 +147,39 @@ def _by_prompt(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int) ->
         else:
             out.append(list(unit))
     return out
+
+
+def _packed(batch: Batch, rows: Sequence[int], tokens_per_microbatch: int) -> list[list[int]]:
+    """Distinct prompts + responses <= tokens_per_microbatch, in the fewest parts, as even as that allows."""
+    if not rows:
+        return []
+    prompts = batch.prompt_lengths.tolist()
+    responses = (batch.lengths - batch.prompt_lengths).tolist()
+    name = {r: tuple(batch.tokens[r, : prompts[r]].tolist()) for r in rows}
+    units = sorted(_by_unit(batch, rows), key=lambda unit: (name[unit[0]], unit[0]))
+
+    def filled(limit: int) -> list[list[int]]:
+        out: list[list[int]] = []
+        size = 0
+        there: set[tuple[int, ...]] = set()
+        for unit in units:
+            new = {name[r] for r in unit} - there
+            more = sum(map(len, new)) + sum(responses[r] for r in unit)
+            if out and size + more <= limit:
+                out[-1] = out[-1] + unit
+                size, there = size + more, there | new
+            else:
+                out.append(list(unit))
+                there = {name[r] for r in unit}
+                size = sum(map(len, there)) + sum(responses[r] for r in unit)
+        return out
+
+    fewest = len(filled(tokens_per_microbatch))
+    low, high = 1, tokens_per_microbatch  # the least limit that needs no further part
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(filled(middle)) <= fewest else (middle + 1, high)
+    return filled(high)
 
 
 PADDING = 0.1  # share of the columns that may be padding before rows are cut apart

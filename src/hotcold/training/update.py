@@ -17,6 +17,7 @@ from hotcold.batch import Batch
 from hotcold.engines.base import Engine, Pass
 from hotcold.equations import approx_kl
 from hotcold.memory import PeakMemory
+from hotcold.models.reading import Laying
 from hotcold.training.batching import Cut, Minibatch, Room, layout, skippable
 from hotcold.training.mismatch import Mismatch
 from hotcold.training.record import UpdateRecord
@@ -30,7 +31,7 @@ class UpdateSettings:
     max_grad_norm: Mapping[str, float | None] = field(default_factory=dict)  # by model; None: no limit
     seed: int = 0
     mismatch: Mismatch | None = None  # correction for tokens that another distribution sampled
-    shares_prompts: bool = False  # rows of one prompt are laid together, because the engine computes it once
+    laying: Laying = Laying.ROWS  # how the engine reads the policy
 
 
 def update(
@@ -189,7 +190,7 @@ def _first_epoch(batch: Batch, objective: Objective, skipped: Tensor, cut: Cut, 
 
 
 def cut_of(settings: UpdateSettings) -> Cut:
-    return Cut(settings.tokens_per_microbatch, settings.shares_prompts)
+    return Cut(settings.tokens_per_microbatch, settings.laying)
 
 
 def _seed(settings: UpdateSettings, step: int) -> Sequence[int]:

@@ -201,7 +201,7 @@ def _bench(config: Config, algorithm: Algorithm, models: Lineup, prompts: int, d
     assert config.tokens_per_microbatch is not None
     parts = parts_of(config, models)
     settings = UpdateSettings(
-        config.tokens_per_microbatch, {}, config.seed, make_mismatch(config), parts.shares_prompts
+        config.tokens_per_microbatch, {}, config.seed, make_mismatch(config), parts.laying
     )
     sketch = CountSketch(dims, seed)
     return Bench(algorithm, local_engine(parts), parts, settings, make_truncation(config), sketch, prompts)
