@@ -68,6 +68,18 @@ PASSES = {"epochs_per_batch": 4, "max_grad_norm": "none"}
 LEASH = {"beta": 0.5, "reference": "other"}
 REPLAY = {"sampler": "replay:rows.parquet", "steps": 1}
 HELD = {"eval.data": "held.jsonl"}
+FAILING = {"reward": "fails.py"}
+AT_SOME = (
+    "def reward(completion_ids):\n    if sum(completion_ids) % 5 == 0:\n        {}\n"
+    "    return sum(completion_ids) % 7 / 7\n"
+)
+REWARDS = {  # in files, which run in worker processes
+    "fails.py": AT_SOME.format("raise ValueError('no score')"),
+    "slow.py": "import time\n\n" + AT_SOME.format("time.sleep(0.4)"),
+    "large.py": AT_SOME.format("bytearray(3 * 10**8)"),
+    "asks.py": "import os\n\ndef reward(completion):\n    return float('HOTCOLD_KEY' in os.environ)\n",
+    "counts.py": "calls = 0\n\ndef reward(completion):\n    global calls\n    calls += 1\n    return calls\n",
+}
 TABLE: dict[str, Entry] = {
     "algorithm": Entry("grpo", "parameters"),
     "model": Entry("other", "parameters rollouts"),
@@ -80,6 +92,13 @@ TABLE: dict[str, Entry] = {
     "data.train_on": Entry("all", "parameters", "sft"),
     "reward": Entry(other_score, "parameters rollouts"),
     "reward_weights": Entry([1, 3], "parameters rollouts", beside={"reward": [score, other_score]}),
+    "reward_workers": Entry(2, "rollouts", beside={"reward": "counts.py"}),
+    "reward_timeout": Entry(0.15, "rollouts metrics", beside={"reward": "slow.py"}),
+    "reward_retries": Entry(0, "metrics", beside=FAILING),
+    "reward_on_error": Entry(0.25, "rollouts parameters", beside=FAILING),
+    "reward_max_failures": Entry(0.0, "refusal", beside=FAILING),
+    "reward_memory": Entry("200MB", "rollouts metrics", beside={"reward": "large.py"}),
+    "reward_env": Entry("HOTCOLD_KEY", "rollouts", beside={"reward": "asks.py"}),
     "reference": Entry("other", "parameters metrics", beside={"beta": 0.5}),
     "steps": Entry(1, "parameters files"),
     "prompts_per_step": Entry(3, "rollouts"),
@@ -218,6 +237,8 @@ class Place:
             tokenizer = character_tokenizer()
             tokenizer.chat_template = "{% for m in messages %}={{ m['content'] }}={% endfor %}?"
             tokenizer.save_pretrained(folder / name)
+        for name, text in REWARDS.items():
+            (folder / name).write_text(text)
         sums = [(a, b) for a in range(4) for b in range(5)]
         self._write("prompts.jsonl", sums)
         self._write("held.jsonl", [(a, b) for a in range(5, 8) for b in range(2)])
@@ -254,6 +275,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder, threads = tmp_path_factory.mktemp("keys"), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setenv("HOTCOLD_KEY", "yes")
         patch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=named_data))
         (folder / "runs").mkdir()
         yield Place(folder)

@@ -45,7 +45,7 @@ def test_a_reward_that_hangs_or_dies_each_time_stops_the_run_with_its_line(
     (here / "dies.py").write_text("import os\n\ndef reward(completion):\n    os._exit(9)\n")
     assert train("reward=dies.py", "group_size=2", "eval.every=0") == 2
     message = capsys.readouterr().err
-    assert "6 of 6 responses have no score" in message and "exit code 9" in message and "dies.py" in message
+    assert "8 responses in a row ended their worker" in message and "exit code 9" in message and "dies.py" in message
 
 
 def test_eval_takes_the_keys_of_rewards_too(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

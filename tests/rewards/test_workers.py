@@ -257,9 +257,21 @@ def test_of_few_responses_all_may_fail_by_chance_but_not_again_and_again(place: 
 def test_a_reward_that_always_hangs_stops_the_run_after_two_deadlines(place: Place) -> None:
     scorer = place.scorer("import time\n\ndef reward(completion):\n    time.sleep(1000)\n")
     start = time.monotonic()
-    with pytest.raises(RewardError, match=r"(?s)2 times in a row.*reward_timeout=0.6 s \(.*reward\.py:4\)"):
+    with pytest.raises(RewardError, match=r"(?s)2 responses in a row.*reward_timeout=0.6 s \(.*reward\.py:4\)"):
         scorer.score(items(*"abcdefghijkl"))
     assert time.monotonic() - start < 2 * TIMEOUT + START and place.are_gone()
+
+
+def test_a_reward_that_always_ends_its_process_stops_the_run_after_eight(place: Place) -> None:
+    scorer = place.scorer("import os\n\ndef reward(completion):\n    os._exit(9)\n")
+    with pytest.raises(RewardError, match=r"(?s)8 responses in a row.*row 17.*exit code 9 \(.*reward\.py\)"):
+        scorer.score(items(*"abcdefghijkl"))
+
+
+def test_a_bad_response_at_the_start_is_tried_again_and_stops_nothing(place: Place) -> None:
+    scorer = place.scorer(on_x("time.sleep(1000)"), timeout=0.3, max_failures=1.0)
+    assert totals(scorer.score(items("x"))) == [None]
+    assert totals(scorer.score(items("aa"))) == [2.0]
 
 
 def test_a_batch_function_that_hangs_is_not_asked_again(place: Place) -> None:

@@ -136,13 +136,13 @@ class Worker:
         with suppress(OSError):
             os.close(self._to)
         self._to = -1
-        code = None
-        with suppress(subprocess.TimeoutExpired):
-            code = self.process.wait(patience)
-        kill_all(self.process.pid, self.mark)
-        self.process.wait()
-        self._close()
-        return self.process.returncode if code is None else code
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(patience)
+        finally:
+            kill_all(self.process.pid, self.mark)
+            self._close()
+        return self.process.wait()
 
     def _close(self) -> None:
         for descriptor in (self._to, self._from):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
 import time
@@ -13,10 +14,10 @@ from typing import Any
 
 from hotcold.errors import InputError, RewardError
 from hotcold.memory import free_bytes
-from hotcold.rewards.base import Scorable
+from hotcold.rewards.base import LARGEST, Scorable
 from hotcold.rewards.calls import chunks, parts_here
-from hotcold.rewards.failures import Answer, Failure, Kind, Ledger, Limits, failed_items
-from hotcold.rewards.functions import Needs, load_reward
+from hotcold.rewards.failures import FEW, Answer, Failure, Kind, Ledger, Limits, failed_items
+from hotcold.rewards.functions import Needs, RewardFunction, load_reward
 from hotcold.rewards.process import Garbage, Worker, environment, readable
 from hotcold.rewards.scores import Part, rows
 from hotcold.rewards.wire import OUT_OF_MEMORY, NotPlain, plain_item
@@ -25,8 +26,8 @@ LOADING = 120.0  # seconds in which the user's file must be imported
 GRACE = 0.5  # seconds over the deadline, in which a worker may end an awaitable of its own
 LOOK = 0.1  # seconds between looks at whether a process still lives
 FAREWELL = 2.0  # seconds in which a worker may end by itself at the end of the run
-HANGS_AT_FIRST = 2  # deadlines missed in a row by a function that has never answered, before the run stops
-HANGS = 16  # by one that has
+LOSSES = 16  # responses in a row that ended their worker, before the run stops
+LOSSES_AT_FIRST = {"timeout": 2, "memory": 4}  # by a function that has never answered; else FEW
 GB = 10**9
 
 
@@ -63,8 +64,9 @@ class Workers:
         self.limits, self.ledger = limits, Ledger(limits)
         self.log: Callable[[str], None] = lambda text: None
         self.answered: set[int] = set()  # functions that have answered at least once
-        self.hangs = 0  # deadlines missed since the last answer
+        self.losses = 0  # workers lost since the last answer
         self._rewards, self._folder = list(rewards), os.getcwd()
+        self._here_too: dict[int, RewardFunction] = {}  # loaded in this process
         self._variables = environment(limits.env)
         self._memory = memory_of_each(limits)
         self.slots: list[Worker | None] = [None] * limits.workers
@@ -119,7 +121,9 @@ class Workers:
 
     def _here(self, function: WorkerFunction, name: str, items: Sequence[Scorable], why: str) -> Answer:
         self.ledger.tell_once(f'reward "{name}" runs in this process, without a deadline, where {why}')
-        return list(parts_here([load_reward(function.spec)], [name], items)[0])
+        if function.number not in self._here_too:
+            self._here_too[function.number] = load_reward(function.spec)
+        return list(parts_here([self._here_too[function.number]], [name], items)[0])
 
     def _count_timeouts(self, answers: Sequence[Answer], items: Sequence[Scorable]) -> None:
         """Where too many responses ran into the deadline it would take as long again to see the same."""
@@ -193,8 +197,8 @@ class Workers:
         if code == OUT_OF_MEMORY:
             return f"out of memory: more than reward_memory={(self._memory or 0) / GB:.3g} GB"
         if code is not None and code < 0:
-            why = " (by itself, or by the system where memory is short)" if code == -signal.SIGKILL else ""
-            return f"its process was ended by {signal.Signals(-code).name}{why}"
+            why = ", by itself or by the system where memory is short" if code == -signal.SIGKILL else ""
+            return f"its process was ended by {_name_of(-code)}{why}"
         return f"its process ended with exit code {code}"
 
     def say_printed(self, message: dict[str, Any]) -> None:
@@ -220,9 +224,9 @@ class Round:
     """Every call once."""
 
     def __init__(self, workers: Workers, calls: dict[int, Call], alone: bool = False) -> None:
-        self.workers, self.limits, self.calls = workers, workers.limits, calls
+        self.workers, self.limits, self.calls, self.alone = workers, workers.limits, calls, alone
         self.answers: dict[int, Answer] = {}
-        self.queue = deque(self._requests(alone))
+        self.queue = deque(self._requests())
         self.sent: dict[int, Sent] = {}  # by slot
         self._next = int.from_bytes(os.urandom(4))  # no answer to an earlier request is taken for one to this
 
@@ -234,12 +238,12 @@ class Round:
             self._look()
         return self.answers
 
-    def _requests(self, alone: bool) -> Iterator[list[int]]:
+    def _requests(self) -> Iterator[list[int]]:
         """Calls of one function each: alone, so that each is judged by itself, or as many as one worker's share."""
         for function in self.workers.functions:
             numbers = [n for n, call in self.calls.items() if call.function is function]
             num, workers = len(numbers), len(self.workers.slots)
-            parts = num if alone else 1 if workers == 1 else workers if function.is_async else 4 * workers
+            parts = num if self.alone else 1 if workers == 1 else workers if function.is_async else 4 * workers
             size = max(1, -(-num // max(1, parts)))
             yield from (numbers[i : i + size] for i in range(0, num, size))
 
@@ -306,7 +310,7 @@ class Round:
         sent.started.pop(position, None)
         if "late" not in message:
             self.workers.answered.add(call.function.number)
-            self.workers.hangs = 0
+            self.workers.losses = 0
         if not sent.left:
             del self.sent[slot]
 
@@ -341,7 +345,6 @@ class Round:
                 call = self.calls[sent.numbers[late[0]]]
                 cause = self._late(call, worker.place(call.function.file))
                 self._lose(slot, "timeout", late, cause)
-                self._count_hang(call, call.failure("timeout", cause).text)
 
     def _at_work(self, slot: int) -> list[int]:
         sent = self.sent.get(slot)
@@ -354,25 +357,27 @@ class Round:
             return
         self.workers.ledger.counts["workers_replaced"] += 1
         kind = "memory" if kind == "ended" and code == OUT_OF_MEMORY else kind
-        for position in blamed:
-            call = self.calls[sent.numbers[position]]
-            at = f" ({call.function.file})" if call.function.file else ""
-            said = cause or self.workers.how_it_ended(code)
-            failure = call.failure(kind, said if said.endswith(")") else f"{said}{at}")
-            self.answers[sent.numbers[position]] = [failure] * len(call.items)
+        said = cause or self.workers.how_it_ended(code)
+        for number in (sent.numbers[position] for position in blamed):
+            call = self.calls[number]
+            at = "" if said.endswith(")") or not call.function.file else f" ({call.function.file})"
+            failure = call.failure(kind, f"{said}{at}")
+            self.answers[number] = [failure] * len(call.items)
             self.workers.ledger.counts["timeouts"] += len(call.items) if kind == "timeout" else 0
         if rest := [sent.numbers[position] for position in sorted(sent.left - {*blamed})]:
             self.queue.appendleft(rest)
+        if blamed and not self.alone:
+            self._count_loss(call, failure)
 
     def _late(self, call: Call, place: str) -> str:
         return f"no answer within reward_timeout={self.limits.timeout:g} s{place or f' ({call.function.file})'}"
 
-    def _count_hang(self, call: Call, cause: str) -> None:
-        """Each costs a whole deadline: where it hangs every time the run does not wait for all of them."""
-        self.workers.hangs += 1
-        num, has_answered = len(self.workers.slots), call.function.number in self.workers.answered
-        if self.workers.hangs >= (HANGS * num if has_answered else max(HANGS_AT_FIRST, num)):
-            raise RewardError(f"{self.workers.hangs} times in a row there was no score in time.\n{cause}")
+    def _count_loss(self, call: Call, failure: Failure) -> None:
+        """Each costs a deadline, or a start: where every response would, the run does not wait for all of them."""
+        self.workers.losses += 1
+        most = LOSSES if call.function.number in self.workers.answered else LOSSES_AT_FIRST.get(failure.kind, FEW)
+        if self.workers.losses >= max(most, len(self.workers.slots)):
+            raise RewardError(f"{self.workers.losses} responses in a row ended their worker.\n{failure.text}")
 
 
 def memory_of_each(limits: Limits) -> int | None:
@@ -392,8 +397,14 @@ def _one(call: Call, found: dict[str, Any]) -> Part | Failure:
     if "error" in found:
         return Failure(call.name, "no score", str(found["error"]))
     score = found["score"]
-    steps = tuple((int(position), float(value)) for position, value in found["steps"])
-    return Part(None if score is None else float(score), steps)
+    steps = tuple((operator.index(position), _number(value)) for position, value in found["steps"])
+    return Part(None if score is None else _number(score), steps)
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
+        raise ValueError
+    return float(value)
 
 
 def _better(before: Answer, after: Answer) -> Answer:
@@ -403,6 +414,10 @@ def _better(before: Answer, after: Answer) -> Answer:
 
 def _by_function(spans: Sequence[range], answers: dict[int, Answer]) -> list[Answer]:
     return [[one for number in span for one in answers[number]] for span in spans]
+
+
+def _name_of(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def _end_all(slots: list[Worker | None], patience: float = FAREWELL) -> None:
