@@ -24,7 +24,7 @@ Row = dict[str, Any]
 KEYS = {"algorithm": "grpo", "model": "m", "dtype": "fp32", "sampler": "transformers"}
 
 
-def row(step: int, **changes: Any) -> Row:
+def row(step: int, /, **changes: Any) -> Row:
     """Of a healthy run, which uses several optimiser steps and an evaluation now and then."""
     healthy = {
         "reward": 0.4,
@@ -81,13 +81,13 @@ def examined(tmp_path: Path) -> Examine:
     return run
 
 
-def every(num: int = 20, **changes: Any) -> list[Row]:
+def every(num: int = 20, /, **changes: Any) -> list[Row]:
     return [row(step, **changes) for step in range(1, num + 1)]
 
 
-def ramp(key: str, values: Sequence[float], size: int = 5, **changes: Any) -> list[Row]:
+def ramp(key: str, values: Sequence[float], size: int = 5) -> list[Row]:
     """So many steps with each of the values."""
-    return [row(i + 1, **{key: values[i // size], **changes}) for i in range(size * len(values))]
+    return [row(i + 1, **{key: values[i // size]}) for i in range(size * len(values))]
 
 
 def about(report: Report) -> list[tuple[str, str]]:

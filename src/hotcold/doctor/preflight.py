@@ -15,8 +15,8 @@ from hotcold.batch import Rollout
 from hotcold.config.schema import Config, decided
 from hotcold.disk import needed
 from hotcold.doctor.budget import Budget
-from hotcold.doctor.probe import Probed, judged, probe
-from hotcold.doctor.report import PROBLEM, Finding, Report, note, ok, problem
+from hotcold.doctor.probe import judged, probe
+from hotcold.doctor.report import Finding, Report, note, ok, problem
 from hotcold.doctor.template import end_of_turn, ends, prompts_as_seen, round_trip
 from hotcold.doctor.trial import (
     Trial,
@@ -119,17 +119,18 @@ def disk(ready: Assembled) -> Iterator[Finding]:
 
 def sampled(ready: Assembled, source: PromptedRollouts, budget: Budget) -> tuple[Trial, list[Finding]]:
     assert isinstance(ready.train, EncodedPrompts)
-    probed, trial, findings = Probed({}), Trial(), list[Finding]()
+    probed, trial = probe(ready.train, source.scorer, ready.model.tokenizer, budget), Trial()
     try:
-        probed = probe(ready.train, source.scorer, ready.model.tokenizer, budget)
         trial = sample_and_score(ready, source, budget, probed.per_score)
+        failed = None
     except InputError as error:
-        findings.append(problem("reward", f"it fails on a sampled response: {' '.join(str(error).split())}"))
-    findings += judged(probed, [row.score for row in trial.rollouts])
+        failed = problem("reward", f"it fails on a sampled response: {' '.join(str(error).split())}")
+    findings = list(judged(probed, [row.score for row in trial.rollouts]))
     if trial.rollouts:
         findings += [signal(ready, trial), *lengths(ready, trial)]
-    elif not findings or findings[0].level != PROBLEM:
-        findings.append(note("signal", "no time was left to sample: a prompt takes too long on this machine"))
+    else:
+        nothing = note("signal", "no time was left to sample: a prompt takes too long on this machine")
+        findings.append(failed or nothing)
     return trial, findings
 
 

@@ -202,21 +202,25 @@ def time_update(ready: Assembled, rows: Sequence[Rollout], budget: Budget, per_t
     expected = 3 * num_passes(ready) * per_token * tokens_of(rows[:num], shares_prompts(ready))
     timed = None
     while budget.spent + expected < end:
-        last = _update(ready, rows[:num], engine)
-        if last is None or num == len(rows):
-            return last or timed
-        timed, num = last, min(4 * num, len(rows))
-        expected = last.of(tokens_of(rows[:num], shares_prompts(ready)))
+        timed = _update(ready, rows[:num], engine) or timed
+        if num == len(rows):
+            break
+        num = min(4 * num, len(rows))
+        if timed is not None:
+            expected = timed.of(tokens_of(rows[:num], shares_prompts(ready)))
     return timed
 
 
 def _update(ready: Assembled, rows: Sequence[Rollout], engine: TimedEngine) -> UpdateTime | None:
-    """One update at rate 0, with made-up scores, so that every row counts."""
+    """One update at rate 0, with made-up scores that all differ, so that every row counts.
+
+    None where the algorithm keeps too few of them.
+    """
     algorithm, config = ready.algorithm, ready.config
     assert config.tokens_per_microbatch is not None
     if algorithm.plan is not None:
         rows = [
-            replace(row, reward=float(i % 2), steps=(), greedy_reward=0.5, truncated=False, logp_sampler=None)
+            replace(row, reward=float(i), steps=(), greedy_reward=0.5, truncated=False, logp_sampler=None)
             for i, row in enumerate(rows)
         ]
     batch = step_batch(rows, ready.truncation)
