@@ -59,7 +59,7 @@ def test_the_bare_command_and_help_show_examples_and_verbs(run: Run) -> None:
         code, out, err = run(*words)
         assert (code, err) == (0, "")
         assert "hotcold train grpo model=smollm2 data=prompts.jsonl reward=reward.py" in out
-        assert all(f"\n  {verb} " in out for verb in ("train", "eval", "sample", "verify", "bench", "demo"))
+        assert all(f"\n  {verb} " in out for verb in ("train", "eval", "sample", "verify", "bench", "doctor", "demo"))
 
 
 def test_help_of_a_verb_lists_every_key_and_none_of_a_later_version(run: Run) -> None:
@@ -70,7 +70,7 @@ def test_help_of_a_verb_lists_every_key_and_none_of_a_later_version(run: Run) ->
         assert {key.name for keys in groups.values() for key in keys} <= listed
         assert not listed & LATER_KEYS
         assert "vllm" not in out
-    assert all(run(verb, "--help")[0] == 0 for verb in ("demo", "verify", "bench"))
+    assert all(run(verb, "--help")[0] == 0 for verb in ("demo", "verify", "bench", "doctor"))
 
 
 def test_the_version_is_that_of_the_package(run: Run) -> None:
@@ -103,7 +103,7 @@ def test_a_message_has_at_most_five_lines_unless_debug_adds_the_traceback(run: R
 
 
 def test_verbs_of_a_later_version_are_not_available_yet_and_others_get_the_nearest(run: Run) -> None:
-    for verb in ("doctor", "report", "view", "compare", "export", "import"):
+    for verb in ("report", "view", "compare", "export", "import"):
         code, out, err = run(verb, "x")
         assert (code, out) == (2, "") and err.startswith(f"hotcold: hotcold {verb} is not available yet.")
     assert "there is no verb 'tran'. Did you mean \"train\"?" in run("tran")[2]

@@ -34,7 +34,7 @@ def test_building_a_config_in_python_loads_nothing_heavy() -> None:
 
 def test_help_of_the_program_and_of_every_verb_loads_nothing_heavy() -> None:
     assert after_command("--help") == "[]"
-    for verb in ("train", "eval", "sample", "bench", "demo"):
+    for verb in ("train", "eval", "sample", "bench", "doctor", "demo"):
         assert after_command(verb, "--help") == "[]", verb
 
 
