@@ -159,7 +159,7 @@ def test_a_score_that_fails_in_an_evaluation_loses_no_step(here: Path, capsys: p
         "    assert n != 26\n    return float('a' in completion)\n"
     )  # 2 at the start (one held-out prompt), 12 a step: call 26 belongs to the evaluation after step 2
     (here / "late.py").write_text(lines)
-    words = ["reward=late.py", "eval.every=2", "save_every=0"]
+    words = ["reward=late.py", "reward_on_error=stop", "reward_retries=0", "eval.every=2", "save_every=0"]
     assert train(*words, steps=4) == 2
     assert "hotcold train resume=runs/one   (from step 2, the last one saved)" in capsys.readouterr().out
     assert checkpoints() == ["step_000002"]
