@@ -123,6 +123,18 @@ def test_a_reward_that_fails_is_a_problem_with_its_cause_and_its_line(here: Path
     texts = [f.text for f in lines(report)["reward"] if f.level == "problem"]
     assert report.exit_code == 1 and len(texts) >= 1
     assert texts[0].startswith("it fails on an empty response") and "broken.py:2" in texts[0]
+    assert "one update of" in lines(report)["time"][0].text, "what does not need a score is measured all the same"
+
+
+def test_a_reward_that_hangs_is_a_problem_and_does_not_hold_the_preflight_up(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "TIMEOUT", 0.5)
+    Path("hangs.py").write_text("import time\n\ndef reward(completion):\n    time.sleep(600)\n")
+    start = time.perf_counter()
+    report = examined(reward="hangs.py")
+    assert time.perf_counter() - start < 20.0
+    assert any(f.level == "problem" and "reward_timeout" in f.text for f in lines(report)["reward"])
 
 
 def test_a_score_that_never_differs_is_a_problem(here: Path) -> None:

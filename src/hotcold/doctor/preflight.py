@@ -119,19 +119,19 @@ def disk(ready: Assembled) -> Iterator[Finding]:
 
 def sampled(ready: Assembled, source: PromptedRollouts, budget: Budget) -> tuple[Trial, list[Finding]]:
     assert isinstance(ready.train, EncodedPrompts)
-    probed, trial = probe(ready.train, source.scorer, ready.model.tokenizer, budget), Trial()
+    probed = probe(ready.train, source.scorer, ready.model.tokenizer, budget)
     try:
         trial = sample_and_score(ready, source, budget, probed.per_score)
-        failed = None
     except InputError as error:
-        failed = problem("reward", f"it fails on a sampled response: {' '.join(str(error).split())}")
+        return Trial(), [*judged(probed, []), problem("sampling", " ".join(str(error).split()))]
     findings = list(judged(probed, [row.score for row in trial.rollouts]))
+    if trial.failure:
+        findings.append(problem("reward", f"it fails on a sampled response: {trial.failure}"))
+    elif trial.rollouts:
+        findings.append(signal(ready, trial))
     if trial.rollouts:
-        findings += [signal(ready, trial), *lengths(ready, trial)]
-    else:
-        nothing = note("signal", "no time was left to sample: a prompt takes too long on this machine")
-        findings.append(failed or nothing)
-    return trial, findings
+        return trial, [*findings, *lengths(ready, trial)]
+    return trial, [*findings, note("signal", "no time was left to sample: a prompt takes too long on this machine")]
 
 
 def signal(ready: Assembled, trial: Trial) -> Finding:

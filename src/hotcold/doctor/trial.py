@@ -15,6 +15,7 @@ from hotcold.batch import Batch, Rollout
 from hotcold.doctor.budget import Budget
 from hotcold.engines.base import Engine, Pass, StepResult
 from hotcold.engines.local import LocalEngine, Trainee
+from hotcold.errors import RewardError
 from hotcold.models.reading import Laying, laying_of
 from hotcold.optim import make_optimizer
 from hotcold.rewards.base import Scorable, Score
@@ -40,6 +41,7 @@ class Trial:
     seconds_sampling: float = 0.0
     seconds_scoring: float = 0.0
     num_scored: int = 0
+    failure: str | None = None  # of the score
     per_token: float = 0.0  # seconds of a forward of one prompt token, one prompt at a time
 
     @property
@@ -94,7 +96,10 @@ def sample_and_score(ready: Assembled, source: PromptedRollouts, budget: Budget,
         mark = budget.spent
         trial = _add(source, trial, range(done, done + groups), size)
         last, done = budget.spent - mark, done + groups
-    return _scored(source, trial, size, per_score, SCORING * budget.left)
+    try:
+        return _scored(source, trial, size, per_score, SCORING * budget.left)
+    except RewardError as error:
+        return replace(trial, failure=" ".join(str(error).split()))
 
 
 def _seconds_of_a_prompt(source: PromptedRollouts) -> float:
