@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from jinja2 import TemplateError
-
 from hotcold.errors import InputError
 from hotcold.prompts import Demonstration
+from hotcold.user_file import within
 
+RENDERING = 10.0  # seconds that a template may take for one conversation
 Content = str | list[dict[str, Any]]
 TrainOn = Literal["assistant", "all"]
 Pieces = list[tuple[str, bool]]  # texts that follow each other, and whether each is a response
@@ -152,8 +152,11 @@ def _templated(tokenizer: Any, content: Content, chat: bool | None, where: str, 
         )
     messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
-    except (TemplateError, TypeError, ValueError, KeyError) as error:
+        with within(RENDERING, f"{where}: the model's chat template does not end"):
+            return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
+    except InputError:
+        raise
+    except Exception as error:  # a template is a program, and may fail in every way
         roles = ", ".join(str(message.get("role")) for message in messages)
         raise InputError(
             f"{where}: the model's chat template refuses it ({type(error).__name__}: {error}).\n"

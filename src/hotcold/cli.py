@@ -18,7 +18,7 @@ import typer
 
 from hotcold.config import help_texts
 from hotcold.config.sources import read_arguments
-from hotcold.errors import DiskError, InputError, NotAvailableError, did_you_mean
+from hotcold.errors import DiskError, InputError, NotAvailableError, did_you_mean, shown
 from hotcold.stopping import Stopped
 
 VERBS = ("train", "eval", "sample", "verify", "bench", "doctor", "demo")
@@ -294,7 +294,7 @@ def _guarded(body: Callable[[], int | None], debug: bool) -> int:
         _complain("stopped.", debug)
         return stop.exit_code if isinstance(stop, Stopped) else 130
     except InputError as error:
-        _complain("\n".join(str(error).splitlines()[:MAX_LINES]), debug)
+        _complain(str(error), debug)
         return 2
     except Exception as error:
         return _unexpected(error, debug)
@@ -337,4 +337,4 @@ def _is_users(filename: str) -> bool:
 def _complain(message: str, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    print(f"hotcold: {message}", file=sys.stderr, flush=True)
+    print(f"hotcold: {shown(message, MAX_LINES)}", file=sys.stderr, flush=True)

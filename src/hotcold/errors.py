@@ -2,6 +2,8 @@
 
 from difflib import get_close_matches
 
+LONGEST = 200  # characters of a word that somebody may have mistyped
+
 
 class InputError(ValueError):
     """Wrong input. The command line prints the message alone and exits with code 2."""
@@ -23,7 +25,14 @@ class NotAvailableError(InputError):
     """A key, preset or quantity that the design names and this version does not build."""
 
 
+def shown(text: str, lines: int = 5, width: int = 900) -> str:
+    """A message may hold anything of the user's files: it is cut, and what would steer a terminal is spelt out."""
+    cut = [line if len(line) <= width else f"{line[:width]} ..." for line in text.splitlines()[:lines]]
+    return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in cut)
+
+
 def did_you_mean(word: str, known: list[str]) -> str:
     """' Did you mean "x"?' for the closest of `known`, or an empty string."""
-    close = get_close_matches(word, known, n=1, cutoff=0.6)
+    near = [name for name in known if len(name) < 2 * len(word) + 20]  # others are not close, and take long to compare
+    close = get_close_matches(word, near, n=1, cutoff=0.6) if len(word) < LONGEST else []
     return f' Did you mean "{close[0]}"?' if close else ""

@@ -29,7 +29,7 @@ from hotcold.assemble import (
 from hotcold.attempt import Attempt, arithmetic, what_models
 from hotcold.batch import Rollout
 from hotcold.chat import render_prompt
-from hotcold.checkpoint import newest_checkpoint, read_state
+from hotcold.checkpoint import newest_checkpoint
 from hotcold.config.checks import check_run_folder
 from hotcold.config.schema import Config, EvalConfig, SampleConfig, decided
 from hotcold.config.show import describe, to_yaml
@@ -96,7 +96,7 @@ def _train(config: Config, echo: Echo, stopping: Stopping) -> Run:
     watchdog = Watchdog(folder.path / STACKS, config.watchdog, lambda text: _note(text, echo, folder))
     console = Console(echo, folder.log, watchdog.beat)
     if ready.scorer is not None:
-        ready.scorer.listen(console.warn, folder.log)
+        ready.scorer.listen(console.warn, folder.log, watchdog.beat)
     try:
         with folder, watchdog.watching():
             return _run(ready, folder, resumed, console, start, stopping)
@@ -142,7 +142,7 @@ def saved(folder: RunFolder) -> str:
     checkpoint, _ = newest_checkpoint(folder.checkpoints)
     if checkpoint is None:
         return "no step is saved yet: it begins again"
-    return f"from step {read_state(checkpoint)['progress']['step']}, the last one saved"
+    return f"from step {int(checkpoint.name.removeprefix('step_'))}, the last one saved"
 
 
 def _run(ready: Assembled, folder: RunFolder, resumed: bool, console: Console, start: float, stopping: Stopping) -> Run:
@@ -263,7 +263,7 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     console = Console(_to_stderr)
     for note in notes:
         console.warn(note)
-    scorer.listen(console.warn, lambda text: None)
+    scorer.listen(console.warn, _to_stderr)
     evaluation = evaluator.run(console.stage)
     scorer.close()
     console.quiet_stage()

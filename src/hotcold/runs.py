@@ -143,15 +143,22 @@ class RunFolder:
 
     @staticmethod
     def _read(path: Path) -> list[dict[str, Any]]:
+        file = path / "metrics.jsonl"
+        if os.path.lexists(file) and not file.is_file():
+            raise InputError(f"{file} is a folder, a pipe, a device or a broken link. Move it away.")
         try:
-            lines = (path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").split("\n")
+            lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
         except FileNotFoundError:
             return []
         rows = []
         for line in lines:
-            with contextlib.suppress(ValueError):  # the last line of a killed run may be half written
+            with contextlib.suppress(ValueError, RecursionError):  # the last line of a killed run may be half written
                 rows.append(json.loads(line))
-        return rows
+        return [row for row in rows if isinstance(row, dict) and _is_count(row.get("step"), row.get("attempt", 0))]
+
+
+def _is_count(*values: Any) -> bool:
+    return all(type(value) is int and value >= 0 for value in values)
 
 
 def versions() -> dict[str, Any]:
@@ -313,8 +320,9 @@ def _mend_last_line(path: Path) -> None:
 
 def _attempts(path: Path) -> list[dict[str, Any]]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["attempts"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        attempts = json.loads(path.read_text(encoding="utf-8"))["attempts"]
+        return [a for a in attempts if isinstance(a, dict) and _is_count(a.get("attempt"))]
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
         return []
 
 

@@ -5,24 +5,40 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import os
+import signal
+import stat
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from hotcold.errors import InputError, did_you_mean
 
+MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # of the machine, in bytes
 PACKAGE = str(Path(__file__).parent)
 ENDINGS = frozenset({".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".py"})
 
 
 def existing(path: Path) -> Path:
-    if path.is_dir():
+    """The path of a file that can be read to its end."""
+    try:
+        about = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"there is no file {path}.{did_you_mean(path.name, siblings(path))}") from None
+    except (OSError, ValueError) as error:  # a link to itself, a name that is too long or has a NUL in it
+        raise InputError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+    if stat.S_ISDIR(about.st_mode):
         raise InputError(f"{path} is a folder. Give a file in it: {', '.join(siblings(path / 'x')[:5]) or 'none'}.")
-    if not path.is_file():
-        raise InputError(f"there is no file {path}.{did_you_mean(path.name, siblings(path))}")
+    if not stat.S_ISREG(about.st_mode):
+        raise InputError(f"{path} is a pipe or a device, which may never end. Give a file.")
+    if about.st_size > MEMORY:
+        raise InputError(f"{path} has {about.st_size} bytes, more than this machine has memory. Give a smaller file.")
     return path
 
 
@@ -48,7 +64,10 @@ def import_file(path: Path) -> ModuleType:
         sys.path.append(folder)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        del sys.modules[name]
+        raise
+    except BaseException as error:  # exit() and whatever the file itself derives from BaseException
         del sys.modules[name]
         raise InputError(f"{path} could not be imported: {describe_error(error, str(path))}") from error
     return module
@@ -75,6 +94,24 @@ def _is_own_callable(value: Any, module: ModuleType) -> bool:
     if inspect.isclass(value) or not callable(value):
         return False
     return isinstance(value, partial) or getattr(value, "__module__", None) == module.__name__
+
+
+@contextmanager
+def within(seconds: float, what: str) -> Iterator[None]:
+    """InputError after so many seconds. Signals reach the main thread only: in another one there is no limit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise InputError(f"{what} ({seconds:g} seconds).")
+
+    before, (left, interval) = signal.signal(signal.SIGALRM, late), signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left, interval)
+        signal.signal(signal.SIGALRM, before)
 
 
 def describe_error(error: BaseException, file: str | None) -> str:

@@ -8,6 +8,7 @@ from hotcold.algorithms.base import QUANTITIES, READS, Algorithm, Objective, Pla
 from hotcold.algorithms.losses import policy_gradient_loss, surrogate_of
 from hotcold.errors import InputError, NotAvailableError
 
+MOST_RESPONSES = 1_000_000  # of a step: they are held in memory at once
 OF_MODEL = {  # what each model can be asked for
     "policy": frozenset({"logp", "entropy", "kl"}),
     "critic": frozenset({"values"}),
@@ -32,7 +33,7 @@ def check_algorithm(algorithm: Algorithm, prompts_per_step: int | None) -> None:
     if "values_old" in algorithm.reads and "critic" not in {objective.model for objective in algorithm.objectives}:
         raise InputError(f"{name} reads values_old but trains no critic: add an Objective with model='critic'.")
     if algorithm.plan is not None:
-        _check_plan(name, algorithm.plan, algorithm.reads)
+        _check_plan(name, algorithm.plan, algorithm.reads, prompts_per_step)
 
 
 def _known(name: str, where: str, given: Any, known: frozenset[str]) -> None:
@@ -41,9 +42,14 @@ def _known(name: str, where: str, given: Any, known: frozenset[str]) -> None:
             raise InputError(f"{name}: {where} names {quantity!r}; known are {', '.join(sorted(known))}.")
 
 
-def _check_plan(name: str, plan: Plan, reads: frozenset[str]) -> None:
+def _check_plan(name: str, plan: Plan, reads: frozenset[str], prompts_per_step: int | None) -> None:
     if plan.group_size < 1:
         raise InputError(f"{name}: group_size={plan.group_size}, at least 1 response per prompt is needed.")
+    if plan.group_size * (prompts_per_step or 1) > MOST_RESPONSES:
+        raise InputError(
+            f"{name}: group_size={plan.group_size} for {prompts_per_step or 1} prompts; a step has at most "
+            f"{MOST_RESPONSES} responses. Use smaller groups."
+        )
     if plan.refill < 0:
         raise InputError(f"{name}: refill={plan.refill}, give 0 or more.")
     if "greedy_rewards" in reads and not plan.greedy:

@@ -68,6 +68,8 @@ def check_plain_step(config: Config) -> None:
 
 def check_record(config: Config) -> None:
     run, resume = config.run, config.resume
+    check_name("run", run)
+    check_name("resume", resume)
     if resume == "auto" and run is None:
         raise InputError("resume=auto continues the run of that name, and there is no name: add run=NAME.")
     named = run if run is None or "/" in run else os.path.join("runs", run)
@@ -77,6 +79,16 @@ def check_record(config: Config) -> None:
         raise InputError("stop_at needs evaluations, and eval.every=0 makes none: set eval.every or leave stop_at out.")
     if config.stop_at is not None and not config.reward:
         raise InputError("stop_at needs evaluations, and without a reward there are none: add reward=FILE.py.")
+
+
+def check_name(key: str, path: str | None) -> None:
+    """A folder could have it: a NUL byte, half of a character, a part of 300 bytes or `..` alone is no name."""
+    try:
+        parts = [os.fsencode(part) for part in Path(path or "x").parts]
+    except UnicodeEncodeError:
+        parts = []
+    if not parts or path in (".", "..") or any(len(part) > 255 or b"\0" in part for part in parts):
+        raise InputError(f"{key}={_shown(path)}: no folder can have this name. Give another one.")
 
 
 def void_keys(config: Config) -> dict[str, tuple[str, str]]:

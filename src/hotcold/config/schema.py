@@ -38,12 +38,15 @@ from hotcold.config.keys import (
 )
 from hotcold.config.sources import Given, Keys, read_arguments, read_keywords, read_recipe, whole_name
 from hotcold.config.values import (
+    MOST_RANK,
     PYTHON,
     Auto,
     Count,
     CountOrZero,
     Device,
     Dtype,
+    Few,
+    FewOrZero,
     Gigabytes,
     Norm,
     NotNegative,
@@ -58,6 +61,8 @@ from hotcold.config.values import (
     Share,
     ShareAboveZero,
     Source,
+    Temperature,
+    TemperatureOrZero,
     Texts,
     TextsOrAuto,
     word_for_none,
@@ -97,7 +102,7 @@ class CriticSettings(BaseModel):
 class LoraKeys(BaseModel):
     model_config = _FROZEN
 
-    rank: CountOrZero = 0  # 0: no adapters, all parameters are trained
+    rank: Annotated[CountOrZero, Field(le=MOST_RANK)] = 0  # 0: no adapters, all parameters are trained
     alpha: Annotated[Positive | None, Auto] = None  # None: twice the rank
     targets: TextsOrAuto = None  # ends of layer names; None: every linear layer but the head
     critic: Annotated[bool | None, Auto] = None  # None: as the policy
@@ -129,7 +134,7 @@ class EvalSettings(BaseModel):
 
     data: Source = None  # None: a part of `data` is held out
     every: CountOrZero = 20
-    samples: CountOrZero = 1
+    samples: FewOrZero = 1
     prompts: Count = 200
 
 
@@ -176,13 +181,13 @@ class Config(ScoringSettings):
     lora: LoraKeys = LoraKeys()
     eval: EvalSettings = EvalSettings()
     steps: Count = 100
-    prompts_per_step: Count = 16
+    prompts_per_step: Few = 16
     stop_at: Annotated[Share | None, word_for_none("off", "none")] = None
     learning_rate: Annotated[NotNegative | None, Auto] = None
     warmup_steps: CountOrZero = 3
     max_grad_norm: Norm = None
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    temperature: Positive = 1.0
+    temperature: Temperature = 1.0
     truncated: Literal["keep", "mask", "penalty"] = "keep"
     overlong: OverlongSettings = OverlongSettings()
     sampler: SamplerName = "transformers"
@@ -240,9 +245,9 @@ class Config(ScoringSettings):
 class EvalConfig(ScoringSettings):
     """`hotcold eval`."""
 
-    samples: CountOrZero = 1
+    samples: FewOrZero = 1
     prompts: Annotated[Count | None, word_for_none("all")] = None  # None: all
-    temperature: Positive = 1.0
+    temperature: Temperature = 1.0
 
     @model_validator(mode="after")
     def _check(self) -> EvalConfig:
@@ -259,8 +264,8 @@ class SampleConfig(Settings):
     """`hotcold sample`."""
 
     prompt: str | None = None
-    n: Count = 1
-    temperature: NotNegative = 1.0  # 0 is greedy
+    n: Few = 1
+    temperature: TemperatureOrZero = 1.0  # 0 is greedy
 
     @model_validator(mode="after")
     def _check(self) -> SampleConfig:
@@ -268,6 +273,8 @@ class SampleConfig(Settings):
             raise InputError('give a prompt or data, one of them: prompt="What is 2 + 3?" or data=prompts.jsonl.')
         if self.prompt == "":
             raise InputError("the prompt is empty: give at least one character.")
+        if self.prompt is not None and any("\ud800" <= character <= "\udfff" for character in self.prompt):
+            raise InputError("the prompt has bytes that are not UTF-8, which no tokenizer reads. Remove them.")
         if self.temperature == 0 and (self.top_p, self.top_k, self.min_p) != (1.0, 0, 0.0):
             raise InputError("temperature=0 is greedy: top_p, top_k and min_p have no effect. Leave them out.")
         if self.temperature == 0 and self.n > 1:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,10 @@ TEXT_KEYS = frozenset(
     | {"run", "prompt", "algorithm"}
 )
 PATH_KEYS = frozenset({"model", "reference", "critic.init", "data.path", "eval.data", "reward", "algorithm", "sampler"})
+
+MOST_DIGITS = 400  # of a whole number; Python refuses to read some thousands, and a float of that size is infinite
+MOST_BYTES = 1_000_000  # of a recipe
+MOST_LEVELS = 20
 
 _KEY_EQUALS = r"[+~]*[A-Za-z_][\w.-]*="
 
@@ -49,7 +55,7 @@ def plain_value(text: str) -> Any:
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
         return text.lower() == "true"
     if re.fullmatch(r"[-+]?[0-9]+", text):
-        return int(text)
+        return int(text) if len(text) < MOST_DIGITS else float(text)
     if re.fullmatch(r"[-+]?(\.[0-9]+|[0-9]+\.?[0-9]*)([eE][-+]?[0-9]+)?", text):
         return float(text)
     if re.fullmatch(r"[-+]?\.?(inf|nan)", text.lower()):
@@ -73,10 +79,11 @@ def argument_value(key: str, text: str) -> Any:
     if text[:1] not in ("[", '"', "'"):
         return plain_value(text.strip()) if text.strip() else text
     try:
+        _refuse_copies(text)
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         raise InputError(
-            f"{key}={text}: neither a list nor a quoted text.\n"
+            f"{key}={text[:200]}: neither a list nor a quoted text.\n"
             f"""Write a list as {key}='[one, "two words"]'; a text that begins with such a sign as {key}='"..."'."""
         ) from None
 
@@ -134,12 +141,15 @@ def _put(keys: Keys, key: str, given: Given) -> None:
 def read_recipe(path: str) -> Keys:
     """The keys of a YAML file, nested ones with dots, each with its line."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = _recipe_text(Path(path))
+        _refuse_copies(text)
         node = yaml.compose(text, Loader=_Loader)
     except FileNotFoundError:
         raise InputError(f"there is no recipe {path}.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"recipe {path} cannot be read: {error}") from None
+    except RecursionError:
+        raise InputError(f"{path}: lists or groups are nested too deeply.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f", line {mark.line + 1}" if mark else ""
@@ -148,11 +158,39 @@ def read_recipe(path: str) -> Keys:
         raise InputError(f"{path}: a recipe is a list of `key: value` lines, e.g. `algorithm: grpo`.")
     keys: Keys = {}
     for key, child, line in _leaves(node, path):
-        value = _construct(child)
+        value = _construct(child, f"{path}, line {line}")
         if key in PATH_KEYS:
             value = _beside(value, Path(path).parent)
         _put(keys, key, Given(value, f"{path}, line {line}: ", f"recipe {path}"))
     return keys
+
+
+def _recipe_text(path: Path) -> str:
+    """Of a plain file: a pipe would be waited for, and a device never ends."""
+    about = path.stat()
+    if not (stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode)):
+        raise InputError(f"{path} is a pipe or a device; a recipe is a file.")
+    if about.st_size > MOST_BYTES:
+        raise InputError(f"{path} has {about.st_size} bytes; a recipe has a few lines of `key: value`.")
+    return path.read_text(encoding="utf-8")
+
+
+def _refuse_copies(text: str) -> None:
+    """Raises YAMLError for an alias of a list or group: copies of copies explode, and one of itself never ends.
+
+    RecursionError for what is nested deeply, long before Python's own, because PyYAML takes its time.
+    """
+    several: set[str] = set()
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_LEVELS:
+            raise RecursionError
+        if isinstance(event, yaml.AliasEvent) and event.anchor in several:
+            what = f"*{event.anchor} stands for a list or a group, which is not read: write it out"
+            raise yaml.composer.ComposerError(None, None, what, event.start_mark)  # type: ignore[arg-type]
+        if isinstance(event, yaml.CollectionStartEvent) and event.anchor:
+            several.add(event.anchor)
 
 
 def _leaves(node: yaml.MappingNode, path: str, prefix: str = "") -> Iterator[tuple[str, yaml.Node, int]]:
@@ -167,13 +205,16 @@ def _leaves(node: yaml.MappingNode, path: str, prefix: str = "") -> Iterator[tup
             yield whole_name(key), child, line
 
 
-def _construct(node: yaml.Node) -> Any:
+def _construct(node: yaml.Node, where: str) -> Any:
     loader = _Loader("")
     try:
         return loader.construct_object(node, deep=True)
     except yaml.YAMLError as error:
-        line = node.start_mark.line + 1
-        raise InputError(f"line {line} of the recipe: {getattr(error, 'problem', error)}.") from None
+        raise InputError(f"{where}: {getattr(error, 'problem', error)}.") from None
+    except (ValueError, LookupError, AttributeError):  # PyYAML's answers to a tag on a value that does not fit it
+        raise InputError(
+            f"{where}: the value does not fit its tag {node.tag.rpartition(':')[2]}: leave it out."
+        ) from None
     finally:
         loader.dispose()
 
@@ -187,7 +228,7 @@ def _beside(value: Any, folder: Path) -> Any:
     head = "replay:" if value.startswith("replay:") else ""
     file, colon, name = value.removeprefix(head).partition(":")
     looks_like_path = "/" in file or "." in file
-    if not looks_like_path or Path(file).exists() or not (folder / file).exists():
+    if not looks_like_path or os.path.exists(file) or not os.path.exists(folder / file):
         return value
     return f"{head}{folder / file}{colon}{name}"
 

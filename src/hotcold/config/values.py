@@ -7,7 +7,7 @@ import os
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from hotcold.errors import NotAvailableError
 
@@ -157,13 +157,25 @@ def _gigabytes(value: Any) -> Any:
     return size
 
 
+def _temperature(value: float) -> float:
+    if 0 < value < COLDEST:
+        raise ValueError(f"logits divided by it would not be finite; at least {COLDEST:g} is needed")
+    return value
+
+
+COLDEST = 1e-4
+MOST_RANK = 65536  # of an adapter
 _NUMBER = BeforeValidator(_number)
 Whole = Annotated[int, _NUMBER]
-Count = Annotated[int, _NUMBER, Field(ge=1)]  # 1, 2, ...
-CountOrZero = Annotated[int, _NUMBER, Field(ge=0)]
+Count = Annotated[int, _NUMBER, Field(ge=1, le=10**9)]  # 1, 2, ...
+CountOrZero = Annotated[int, _NUMBER, Field(ge=0, le=10**9)]
+Few = Annotated[int, _NUMBER, Field(ge=1, le=10**6)]  # of what is held in memory at once
+FewOrZero = Annotated[int, _NUMBER, Field(ge=0, le=10**6)]
 Real = Annotated[float, _NUMBER, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, _NUMBER, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, _NUMBER, Field(gt=0, allow_inf_nan=False)]
+Temperature = Annotated[Positive, AfterValidator(_temperature)]
+TemperatureOrZero = Annotated[NotNegative, AfterValidator(_temperature)]
 Share = Annotated[float, _NUMBER, Field(ge=0, le=1)]
 ShareAboveZero = Annotated[float, _NUMBER, Field(gt=0, le=1)]
 Seed = Annotated[int, _NUMBER, Field(ge=0, lt=2**63)]

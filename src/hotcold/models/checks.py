@@ -108,7 +108,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
         raise merge_first(
             folder, f"has init_lora_weights {config['init_lora_weights']!r}, which changes its base model"
         )
-    if type(rank := config.get("r")) is not int or not 1 <= rank <= MOST_RANK:
+    if type(rank := config.get("r", 8)) is not int or not 1 <= rank <= MOST_RANK:
         raise InputError(
             f"{folder / ADAPTER_CONFIG}: r is {rank!r}; a rank from 1 to {MOST_RANK} is needed. Correct it."
         )

@@ -6,6 +6,7 @@ import csv
 import inspect
 import io
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -14,9 +15,10 @@ from typing import Any, final
 from urllib.parse import parse_qsl
 
 from hotcold.errors import InputError, did_you_mean
-from hotcold.user_file import describe_error, existing, import_file, one_line, pick_function, siblings
+from hotcold.user_file import MEMORY, describe_error, existing, import_file, one_line, pick_function, siblings
 
 NOTHING = frozenset({"", "nan", "NaN", "None", "null", "NULL", "<NA>"})  # a CSV cell that says: no value
+MOST_LEVELS = 100
 WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # UTF-16 and UTF-32
 
 
@@ -49,13 +51,34 @@ def read_rows(source: str, split: str | None = None) -> list[dict[str, Any]]:
     elif python:
         rows = _function_rows(Path(python[1]).expanduser(), python[2])
     elif reader:
-        rows = reader(existing(path))
+        rows = _file_rows(reader, existing(path))
     else:
         rows = _named_rows(source, split)
     if not rows:
         raise InputError(f"{source} has no rows. At least one prompt is needed.")
     rows.source = rows.source or source
     return rows
+
+
+def _file_rows(reader: Callable[[Path], Rows], path: Path) -> Rows:
+    try:
+        return reader(path)
+    except MemoryError:
+        raise InputError(f"{path} does not fit in memory. Give a smaller file.") from None
+
+
+def _is_deep(value: Any) -> bool:
+    """What is nested more deeply than anybody writes ends every function that calls itself."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [x for item in level if isinstance(item, (dict, list)) for x in _inside(item)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(item: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return item.values() if isinstance(item, dict) else item
 
 
 def _text(path: Path) -> str:
@@ -106,12 +129,19 @@ def _json_rows(path: Path) -> Rows:
 
 def _parsed(text: str, where: str, needed: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_without_repeats)
+        found = json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         line = f", line {error.lineno}" if "\n" in text.strip() else ""
         raise InputError(f"{where}{line}: not valid JSON ({error.msg}, column {error.colno}): {needed}.") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: JSON that cannot be read ({error}).") from None
+    if _is_deep(found):
+        raise InputError(f"{where}: nested more than {MOST_LEVELS} levels deep. Flatten it or leave it out.")
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not in JSON; null says that there is no value")
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -161,9 +191,24 @@ def _parquet_rows(path: Path) -> Rows:
     import pyarrow.parquet
 
     try:
-        return Rows(pyarrow.parquet.ParquetFile(path).read().to_pylist())
-    except (pyarrow.ArrowException, OSError) as error:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            check_size(path, file.metadata)
+            names = file.schema_arrow.names
+            rows = Rows() if len(names) > len({*names}) else Rows(file.read().to_pylist())
+    except InputError:
+        raise
+    except Exception as error:  # text that is not UTF-8, dates beyond Python's, and what else stands in foreign bytes
         raise InputError(f"{path} is no whole Parquet file ({one_line(error)}). Write it again.") from None
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{path}: two columns are named {twice[0]!r}. Rename one.")
+    return rows
+
+
+def check_size(path: Path, metadata: Any) -> None:
+    """Compressed columns of equal values may be a million times larger in memory than in their file."""
+    stored = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    if max(stored, 8 * metadata.num_rows * metadata.num_columns) > MEMORY:
+        raise InputError(f"{path} holds {metadata.num_rows} rows, more than fit in memory. Give a smaller file.")
 
 
 READERS: dict[str, Callable[[Path], Rows]] = {
@@ -181,7 +226,9 @@ def _function_rows(path: Path, name: str | None) -> Rows:
         return as_rows(function())
     except InputError as error:
         raise InputError(f"{path}:{function.__name__}: {error}") from None
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # exit() and whatever the file itself derives from BaseException
         raise InputError(f"{path}:{function.__name__} failed: {describe_error(error, str(path))}") from error
 
 
@@ -225,7 +272,7 @@ def reasoning_gym_dataset(task: str, options: dict[str, Any]) -> Any:
 
 def _named_rows(source: str, split: str | None) -> Rows:
     path = Path(source).expanduser()
-    if path.exists() or source.startswith((".", "/", "~")):
+    if os.path.exists(path) or source.startswith((".", "/", "~")):
         kind = path.suffix or "a file without an ending"
         raise InputError(f"{existing(path)}: {kind} is not read. Needed: {', '.join(READERS)} or FILE.py:FUNCTION.")
     try:

@@ -75,7 +75,7 @@ def read_rollouts(path: str | Path) -> dict[int, list[Rollout]]:
     """The rollouts of each step, in the order of the file."""
     table = _read_table(Path(path))
     out: dict[int, list[Rollout]] = {}
-    for number, row in enumerate(table.to_pylist()):
+    for number, row in enumerate(_as_rows(path, table)):
         step = _whole(row, "step", f"{path}, row {number}")
         out.setdefault(step, []).append(_rollout(row, f"{path}, row {number}"))
     if not out:
@@ -107,6 +107,13 @@ def _row(step: int, r: Rollout) -> dict[str, Any]:
         "prompt_index": r.prompt_index,
         "draw": r.draw,
     }
+
+
+def _as_rows(path: str | Path, table: pa.Table) -> list[dict[str, Any]]:
+    try:
+        return table.select([name for name in SCHEMA.names if name in table.column_names]).to_pylist()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: a column has text that is not UTF-8 ({error}). Write it again.") from None
 
 
 def _read_table(path: Path) -> pa.Table:
