@@ -432,6 +432,13 @@ def test_several_workers_share_the_responses_and_keep_their_order(place: Place) 
     assert len({score.steps[0][1] for score in scores}) == 2 == len(place.processes())
 
 
+def test_every_answer_says_that_scoring_goes_on(place: Place) -> None:
+    scorer, beats = place.scorer(on_x("raise ValueError")), list[str]()
+    scorer.listen(place.said.append, place.log.append, beats.append)
+    scorer.score(items("a", "x", "b", "c"))
+    assert beats == ["scoring"] * 5  # four and a second try
+
+
 def test_what_a_reward_prints_begins_in_the_log_and_ends_somewhere(place: Place) -> None:
     scorer = place.scorer("import sys\n\ndef reward(completion):\n    print('seen', completion)\n    return 1.0\n")
     scorer.score(items(*["a"] * 5000))

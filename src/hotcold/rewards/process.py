@@ -25,6 +25,7 @@ MARK = "HOTCOLD_REWARD_WORKER"
 START = (
     "import sys; sys.path[:] = sys.argv[4:]; from hotcold.rewards.worker import main; main(*map(int, sys.argv[1:4]))"
 )
+LOOK = 0.1  # seconds between looks at whether a process still lives
 LONGEST = 64 * 2**20  # bytes of a line
 ENVIRONMENT = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHASHSEED"}

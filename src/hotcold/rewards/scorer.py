@@ -11,8 +11,9 @@ from hotcold.rewards.base import LARGEST, Scorable, Score, runs_in_worker
 from hotcold.rewards.calls import parts_here
 from hotcold.rewards.failures import Limits
 from hotcold.rewards.functions import Reward, RewardFunction, load_reward
+from hotcold.rewards.rounds import WorkerFunction
 from hotcold.rewards.scores import Part
-from hotcold.rewards.workers import WorkerFunction, Workers
+from hotcold.rewards.workers import Workers
 
 
 class FunctionScorer:
@@ -45,10 +46,15 @@ class FunctionScorer:
     def take_counts(self) -> dict[str, int]:
         return {} if self._workers is None else self._workers.ledger.take_counts()
 
-    def listen(self, tell: Callable[[str], None], log: Callable[[str], None]) -> None:
-        """`tell` hears of failures, once for each kind; `log` what the functions print."""
+    def listen(
+        self,
+        tell: Callable[[str], None],
+        log: Callable[[str], None],
+        beat: Callable[[str], None] = lambda stage: None,
+    ) -> None:
+        """`tell` hears of failures, once for each kind; `log` what the functions print; `beat` that it goes on."""
         if self._workers is not None:
-            self._workers.ledger.tell, self._workers.log = tell, log
+            self._workers.ledger.tell, self._workers.log, self._workers.beat = tell, log, beat
 
     def close(self) -> None:
         """Ends the workers; scoring again starts new ones."""
