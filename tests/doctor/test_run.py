@@ -247,10 +247,11 @@ def test_approx_kl_above_a_tenth_is_a_problem_and_says_whether_it_rises(examined
 
 
 def test_a_kl_that_grows_without_a_gain_is_a_problem(examined: Examine) -> None:
-    """Quarters 1, 2, 4, 8 nats; at 2, 2, 3, 4 it has not doubled above five nats."""
+    """Quarters 1, 2, 4, 8 nats; at 4.9 it is small, and from 5 to 9.9 it has not doubled."""
     finding = one(examined(ramp("kl/response", [1.0, 2.0, 4.0, 8.0])))
     assert finding.about == "KL run-away" and "1, 2, 4, 8 nats" in finding.text and "beta" in finding.text
     assert examined(ramp("kl/response", [1.0, 2.0, 3.0, 4.9])).findings == ()
+    assert examined(ramp("kl/response", [1.0, 5.0, 7.0, 9.9])).findings == ()
     gains = [{**r, "reward": 0.1 * ((r["step"] - 1) // 5)} for r in ramp("kl/response", [1.0, 2.0, 4.0, 8.0])]
     assert examined(gains).findings == ()
 

@@ -295,7 +295,8 @@ def test_length_that_grows_with_the_reward_is_said_once_the_window_is_full() -> 
 
 
 def test_length_that_grows_little_or_apart_from_the_reward_is_no_matter() -> None:
-    assert first_said(rising(60.0, 0.8)) == []  # 43.7 to 56.3 tokens at most: below 1.5 times
+    assert first_said(rising(81.5, 0.8)) == [18]  # 40 + 41.5 x 3.5/19 = 47.6 to 40 + 41.5 x 15.5/19 = 73.9: 1.55
+    assert first_said(rising(76.2, 0.8)) == []  # 1.49 in the third window
     assert first_said(rising(100.0, 0.1)) == []  # the reward falls
     assert first_said(rising(100.0, 0.4, noise=0.2)) == []  # the saw-tooth hides it
 

@@ -204,7 +204,7 @@ def _truncated(history: History, num: int) -> str:
 
 def _length_follows_reward(history: History) -> bool:
     trend = _trend(history)
-    return trend is not None and trend.grows and trend.reward_after > trend.reward_before and trend.correlation > 0.8
+    return trend is not None and trend.grows and trend.correlation > 0.8
 
 
 def _length(history: History, num: int) -> str:
