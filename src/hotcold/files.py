@@ -1,6 +1,6 @@
 """Where a run writes: whole files that are there at once or not at all, durable before anybody relies on them.
 
-Every write, fsync and rename passes `operation`; a test replaces it to let any one of them fail.
+Every write, fsync and rename is announced to `before`; a test replaces it to let any one of them fail.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ FAULTS = (  # of the disk or of the folder, not of what is written: a run can go
 )
 
 
+before: Callable[[str, Path], None] = lambda kind, path: None
+
+
 def operation(kind: str, path: Path) -> None:
     """About to write, sync or rename `path`."""
+    before(kind, path)
 
 
 def write_text(path: Path, text: str) -> None:
