@@ -322,3 +322,53 @@ def test_frozen_parameters_stay() -> None:
 def test_a_policy_without_a_token_before_the_first_is_refused() -> None:
     with pytest.raises(AssertionError, match="at least one token before"):
         logp_of(engine_of(Bigram(BIGRAM)), batch_of(row((), (1, 2))))
+
+
+# ------------------------------------------------------------------ what was not finite
+
+
+def with_loss(of: Any) -> Objective:
+    return Objective(lambda forward, batch: TokenLoss(of(forward.logp)), sum_per_response)
+
+
+def ragged() -> Batch:
+    """Responses of 2 and 3 tokens behind a prompt of 2; groups 4 and 5, episodes 40 and 50."""
+    rows = [Rollout((0, 1), (2, 0), 4, 40, reward=1.0), Rollout((1, 1), (2, 0, 1), 5, 50, reward=1.0)]
+    return batch_of(*rows)
+
+
+def test_the_first_bad_loss_is_named_with_its_token_and_response() -> None:
+    engine, batch = engine_of(Bigram(BIGRAM)), ragged()
+    bad = torch.zeros(batch.trained.shape).index_put((torch.tensor([1]), torch.tensor([3])), torch.tensor(math.nan))
+    backward(engine, batch, with_loss(lambda logp: logp + bad))
+    result = engine.step("policy", 0.1, None)
+    assert not result.applied
+    assert result.fault == "the loss at token 1 of the response with episode 50, group 5"
+
+
+def test_a_finite_loss_with_a_bad_gradient_is_named_too() -> None:
+    """The root of 0 is 0, and its slope is infinite: at the token where logp is what is taken off it."""
+    engine, batch = engine_of(Bigram(BIGRAM)), ragged()
+    offset = logp_of(engine, batch)[0, 2].item()  # token 0 of the first response; no other has this log-probability
+    backward(engine, batch, with_loss(lambda logp: (logp - offset).abs().sqrt()))
+    result = engine.step("policy", 0.1, None)
+    assert not result.applied
+    assert result.fault == "the loss's gradient at token 0 of the response with episode 40, group 4"
+
+
+def test_a_gradient_that_overflows_inside_the_model_names_its_parameter() -> None:
+    module = Bigram(BIGRAM)
+    engine, batch = engine_of(module), ragged()
+    backward(engine, batch)
+    assert module.table.grad is not None
+    module.table.grad[0, 0] = math.inf
+    result = engine.step("policy", 0.1, None)
+    assert not result.applied and result.fault == "the gradient of table"
+
+
+def test_a_finite_step_has_no_fault_and_the_next_one_starts_anew() -> None:
+    engine, batch = engine_of(Bigram(BIGRAM)), ragged()
+    backward(engine, batch, with_loss(lambda logp: logp * math.nan))
+    assert engine.step("policy", 0.1, None).fault
+    backward(engine, batch)
+    assert engine.step("policy", 0.1, None).fault == ""

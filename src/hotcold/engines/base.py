@@ -27,6 +27,7 @@ class Pass:
 class StepResult:
     grad_norm: float  # L2, before clipping
     applied: bool  # False: not finite, parameters and moments untouched
+    fault: str = ""  # then: the first tensor that was not finite, and whose it was
 
 
 class Engine(Protocol):

@@ -34,24 +34,30 @@ class Trainee:
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self._start = [p.detach().clone() for p in self.parameters] if remember_start else None
         self._optimizer_start = copy.deepcopy(optimizer.state_dict()) if remember_start else None
-        self.is_finite = True  # every loss since the last step
+        self.fault = ""  # the first tensor since the last step that was not finite
 
     def step(self, rate: float, max_norm: float | None) -> StepResult:
         limit = math.inf if max_norm is None else max_norm
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
         # A NaN advantage sends no gradient: only the loss shows it.
-        applied = self.is_finite and math.isfinite(norm)
+        fault = self.fault or ("" if math.isfinite(norm) else self._first_gradient())
+        applied = not fault
         if applied:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
             self._check_parameters(rate)
         self.clear()
-        return StepResult(norm, applied)
+        return StepResult(norm, applied, fault)
 
     def clear(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        self.is_finite = True
+        self.fault = ""
+
+    def _first_gradient(self) -> str:
+        named = ((name, p.grad) for name, p in self.module.named_parameters() if p.grad is not None)
+        name = next((name for name, grad in named if not bool(grad.isfinite().all())), "")
+        return f"the gradient of {name}" if name else "the norm of the gradient"
 
     def restart(self) -> None:
         assert self._start is not None and self._optimizer_start is not None
@@ -133,10 +139,16 @@ class LocalEngine:
             result = objective.loss(measured.forward, batch)
             weights = weights.to(device=result.loss.device, dtype=result.loss.dtype)
             # where, not a product alone: a NaN under weight 0 must not reach the sum or its gradient
-            total = (torch.where(weights != 0, result.loss, 0.0) * weights).sum()
-            trainee.is_finite = trainee.is_finite and math.isfinite(total.item())
+            loss = torch.where(weights != 0, result.loss, 0.0)
+            total = (loss * weights).sum()
+            trainee.fault = trainee.fault or _fault("the loss", loss, batch)
             if total.requires_grad:
+                read = measured.forward.values if logp is None else logp
+                if read is not None and read.requires_grad:
+                    read.retain_grad()
                 total.backward()
+                if read is not None and read.grad is not None:
+                    trainee.fault = trainee.fault or _fault("the loss's gradient", read.grad, batch)
 
         def kept(value: Tensor | None) -> Tensor | None:
             return None if value is None else value.detach().to(home)
@@ -180,3 +192,15 @@ class LocalEngine:
 
     def _on_device(self, batch: Batch) -> Batch:
         return batch.to(self.policy.parameters[0].device)
+
+
+def _fault(what: str, values: Tensor, batch: Batch) -> str:
+    """Where the first of values [b, T] stands that is not finite; "" if all are."""
+    bad = (~values.isfinite()).nonzero()
+    if not len(bad):
+        return ""
+    row, at = bad[0].tolist()
+    token = at - int(batch.prompt_lengths[row])
+    return (
+        f"{what} at token {token} of the response with episode {int(batch.episode[row])}, group {int(batch.group[row])}"
+    )

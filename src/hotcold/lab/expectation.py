@@ -89,9 +89,9 @@ class Recorder:
 
     def step(self, model: str, rate: float, max_norm: float | None) -> StepResult:
         trainee = self.engine.models[model]
-        if not trainee.is_finite:  # a NaN in the loss: the step is not taken
+        if trainee.fault:  # a NaN in the loss: the step is not taken
             trainee.clear()
-            return StepResult(math.nan, False)
+            return StepResult(math.nan, False, trainee.fault)
         for total, parameter in zip(self.update[model], trainee.parameters, strict=True):
             if parameter.grad is not None:
                 total -= parameter.grad

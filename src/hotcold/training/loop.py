@@ -125,6 +125,8 @@ class Loop:
                 self.stopping.hold,
             )
         progress = self._after_out_of_memory(progress, number, done.room)
+        for fault in done.faults:
+            self.console.warn(f"step {number}: an update was skipped, since it is not finite ({fault})")
         seconds = {**collected.seconds, "logp": done.seconds_reading, "update": time.perf_counter() - mark}
         progress = replace(
             progress,
@@ -266,7 +268,6 @@ class Loop:
         for text in notes(history):
             self.console.warn(text)
         if metrics["optimizer_steps/nonfinite"]:
-            self.console.warn(f"step {metrics['step']}: a loss or gradient was not finite; its update was skipped")
             if all(m["optimizer_steps/nonfinite"] for m in history[-MAX_NONFINITE:]) and len(history) >= MAX_NONFINITE:
                 raise InputError(
                     f"{MAX_NONFINITE} steps in a row had a loss or gradient that is not finite: nothing is learnt.\n"

@@ -28,6 +28,7 @@ class ModelRecord:
     num_skipped_rows: int = 0
     num_empty_steps: int = 0  # nothing was left to compute
     num_nonfinite_steps: int = 0
+    fault: str = ""  # what was not finite in the first of them
     num_stopped_steps: int = 0  # not taken: the minibatch lay too far from pi_old
     num_tokens: int = 0
     num_rows_passed: int = 0
@@ -67,6 +68,7 @@ class ModelRecord:
             self.grad_norms.append(result.grad_norm)
         else:
             self.num_nonfinite_steps += 1
+            self.fault = self.fault or result.fault
 
     def stop(self) -> None:
         self.num_stopped_steps += 1
@@ -134,6 +136,10 @@ class UpdateRecord:
     @property
     def policy(self) -> ModelRecord:
         return self.of("policy")
+
+    @property
+    def faults(self) -> list[str]:
+        return [f"{model}: {record.fault}" for model, record in self.models.items() if record.fault]
 
     def add_credit(self, batch: Batch, correction: Tensor | None) -> None:
         """`batch` as it comes from credit. `correction`: the weights against the sampler's mismatch."""
