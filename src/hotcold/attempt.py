@@ -325,7 +325,10 @@ def checked_state(checkpoint: Path) -> tuple[dict[str, Any], Progress]:
         fits = all(isinstance(text, str) for text in hashes)
         fits &= all(isinstance(group, dict) for group in (*groups, state["identity"]))
         fits &= all(type(n) is int and n >= 0 for n in (progress.step, progress.position, progress.version))
-    except (KeyError, TypeError):
+        fits &= all(type(n) in (int, type(None)) for n in (progress.best_step, progress.tokens_per_microbatch))
+        numbers = (progress.greedy, progress.best, *progress.algorithm.values())
+        fits &= all(isinstance(x, int | float | None) for x in numbers)
+    except (KeyError, TypeError, AttributeError):
         fits = False
     if not fits:
         raise InputError(

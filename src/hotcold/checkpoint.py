@@ -69,6 +69,8 @@ def verify(folder: Path) -> str | None:
         # every byte counts: the hash guards what it says, the comparison how it is written
         if written != _manifest_text(entries).encode():
             return f"{MANIFEST} has changed"
+        if outside := [entry["path"] for entry in entries if not _is_inside(entry["path"])]:
+            return f"{MANIFEST} names {outside[0]!r}, which is not in the folder"
     except FileNotFoundError:
         return "no manifest"
     except (OSError, ValueError, KeyError, TypeError):
@@ -106,7 +108,10 @@ def prune(checkpoints: Path, keep: int, always: set[str]) -> None:
             doomed = _hidden(folder, "doomed")
             shutil.rmtree(doomed, ignore_errors=True)
             rename(folder, doomed)
-            shutil.rmtree(doomed)
+            if doomed.is_symlink():  # the checkpoint was moved away by hand, and is not ours to delete
+                doomed.unlink()
+            else:
+                shutil.rmtree(doomed)
 
 
 def sweep(parent: Path) -> None:
@@ -231,8 +236,15 @@ def _manifest_text(entries: list[dict[str, Any]]) -> str:
     return json.dumps({"files": entries, "sha256": own}, indent=1) + "\n"
 
 
+def _is_inside(path: str) -> bool:
+    """A name below the folder. Anybody can write a manifest: one of /dev/zero would be read for ever."""
+    return not Path(path).is_absolute() and ".." not in Path(path).parts
+
+
 def _what_is_wrong(path: Path, entry: dict[str, Any]) -> str | None:
     try:
+        if path.exists() and not path.is_file():
+            return "is a folder, a pipe or a device"
         if path.stat().st_size != entry["bytes"]:
             return f"has {path.stat().st_size} bytes, not {entry['bytes']}"
         return None if file_sha256(path) == entry["sha256"] else "has changed"

@@ -102,7 +102,7 @@ GOOD = {
     "group": [0, 0],
     "episode": [0, 1],
     "prompt_ids": [[1, 2], [1, 2]],
-    "response_ids": [[3, 23], [4]],
+    "response_ids": [[3, 22], [4]],
     "reward": [1.0, 0.0],
 }
 
