@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -45,6 +46,13 @@ class Scorer(Protocol):
         """What went wrong since the last call, by the name of a metric."""
 
 
+IN_WORKERS = frozenset({"reasoning_gym"})  # rewards with a name that may hang or take all memory
+
+
 def runs_in_worker(reward: object) -> bool:
     """Code in a file may hang, exit or take all memory, and so gets a process of its own."""
-    return isinstance(reward, str) and (reward == "reasoning_gym" or reward.endswith(".py") or ".py:" in reward)
+    if not isinstance(reward, str):
+        return False
+    if named := re.fullmatch(r"(\w+)(\?.*)?", reward, re.DOTALL):
+        return named[1] in IN_WORKERS
+    return reward.endswith(".py") or ".py:" in reward

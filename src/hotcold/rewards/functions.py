@@ -21,11 +21,12 @@ from typing import Any, Protocol
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
 from hotcold.prompts.columns import Prompt
 from hotcold.rewards.base import Scorable
+from hotcold.rewards.options import Factory, split_options
 from hotcold.rewards.reasoning_gym_task import score_reasoning_gym
 from hotcold.rewards.verifiers import contains, exact, last_number
 from hotcold.user_file import describe_error, import_file, pick_function
 
-BUILT_IN: dict[str, Callable[..., Any]] = {
+BUILT_IN: dict[str, Callable[..., Any] | Factory] = {  # a Factory takes options: NAME?key=value
     "exact": exact,
     "last_number": last_number,
     "contains": contains,
@@ -194,22 +195,33 @@ def check_columns_of_rows(function: Reward, prompts: Sequence[Prompt], source: s
 
 
 def load_reward(spec: str | Callable[..., Any]) -> RewardFunction:
-    """`FILE.py:NAME`, `FILE.py`, the name of a built-in verifier, or a callable."""
+    """`FILE.py:NAME`, `FILE.py`, a built-in `NAME` or `NAME?key=value`, or a callable."""
     if isinstance(spec, RewardFunction):
         return spec
     if not isinstance(spec, str):
         return RewardFunction(spec)
-    if spec in BUILT_IN:
-        return RewardFunction(BUILT_IN[spec], spec)
+    if spec.partition("?")[0] in BUILT_IN:
+        return _built_in(spec)
     path, colon, name = spec.partition(".py:")
     if colon or spec.endswith(".py"):
         return _from_file(Path(f"{path}.py" if colon else spec).expanduser(), name if colon else None)
     if LATER.match(spec):
         raise NotAvailableError(f"reward={spec} is not available yet: give a Python function, FILE.py:NAME.")
+    name = spec.partition("?")[0]
     raise InputError(
-        f"reward={spec} is neither FILE.py:NAME nor a known name.{did_you_mean(spec, list(BUILT_IN))}\n"
+        f"reward={spec} is neither FILE.py:NAME nor a known name.{did_you_mean(name, list(BUILT_IN))}\n"
         f"Known names: {', '.join(BUILT_IN)}."
     )
+
+
+def _built_in(spec: str) -> RewardFunction:
+    name, given = split_options(spec)
+    found = BUILT_IN[name]
+    if isinstance(found, Factory):
+        return RewardFunction(found(name, given), name)
+    if given:
+        raise InputError(f"reward={name} takes no options: leave {next(iter(given))!r} out.")
+    return RewardFunction(found, name)
 
 
 def name_of(function: Callable[..., Any]) -> str:
