@@ -269,7 +269,9 @@ def test_little_signal_is_said_at_the_fifth_step_unless_the_reward_is_high() -> 
 
 def test_a_reward_at_its_top_without_spread_is_saturation_and_not_a_lack_of_signal() -> None:
     done = step(reward=0.99, frac_reward_zero_std=1.0, **{"rewards/exact/mean": 0.99})
-    assert first_said([done] * 7) == [5]
+    learnt = step(reward=0.9, frac_reward_zero_std=0.5, **{"rewards/exact/mean": 0.9})
+    assert first_said([learnt, *[done] * 7]) == [6]
+    assert first_said([done] * 7) == [3, 5]  # a constant score looks the same, and teaches nothing
     (text,) = notes([done] * 5)
     assert "at its top" in text and "stop_at" in text and "without any signal" not in text
     assert said([{**done, "frac_reward_zero_std": 0.96}] * 7) == [[]] * 7

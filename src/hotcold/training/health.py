@@ -82,8 +82,10 @@ def first_step_note(metrics: Metrics) -> str | None:
 
 
 def _is_without_signal(history: History) -> bool:
+    """Where the prompts are mastered it is said otherwise, unless no step has ever taught anything."""
     last = history[-1]
-    return _at_least(last, "frac_reward_zero_std", 1.0) and not _compares_prompts(last) and not _is_saturated(history)
+    mastered = _is_saturated(history) and any(_below(m, "frac_reward_zero_std", 1.0) for m in history)
+    return _at_least(last, "frac_reward_zero_std", 1.0) and not _compares_prompts(last) and not mastered
 
 
 def _without_signal(history: History, num: int) -> str:
