@@ -75,6 +75,7 @@ WRITTEN: dict[str, tuple[str, tuple[str, ...], str, Any]] = {
     "critic.warmup": ("ppo", (), "10", 10),
     "drop_zero_variance": ("grpo", (), "true", True),
     "refill": ("grpo", ("drop_zero_variance=true",), "2", 2),
+    "reward_dialect": ("grpo", (), "verl", "verl"),
     "reward_workers": ("grpo", (), "3", 3),
     "reward_timeout": ("grpo", (), "5", 5.0),
     "reward_retries": ("grpo", (), "0", 0),

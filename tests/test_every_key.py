@@ -78,6 +78,7 @@ REWARDS = {  # in files, which run in worker processes
     "slow.py": "import time\n\n" + AT_SOME.format("time.sleep(0.4)"),
     "large.py": AT_SOME.format("bytearray(3 * 10**8)"),
     "asks.py": "import os\n\ndef reward(completion):\n    return float('HOTCOLD_KEY' in os.environ)\n",
+    "dialect.py": "def reward(completion, state=None):\n    return float(state is None)\n",
     "counts.py": "calls = 0\n\ndef reward(completion):\n    global calls\n    calls += 1\n    return calls\n",
 }
 TABLE: dict[str, Entry] = {
@@ -92,6 +93,7 @@ TABLE: dict[str, Entry] = {
     "data.train_on": Entry("all", "parameters", "sft"),
     "reward": Entry(other_score, "parameters rollouts"),
     "reward_weights": Entry([1, 3], "parameters rollouts", beside={"reward": [score, other_score]}),
+    "reward_dialect": Entry("plain", "rollouts", beside={"reward": "dialect.py"}),
     "reward_workers": Entry(2, "rollouts", beside={"reward": "counts.py"}),
     "reward_timeout": Entry(0.15, "rollouts metrics", beside={"reward": "slow.py"}),
     "reward_retries": Entry(0, "metrics", beside=FAILING),

@@ -260,7 +260,8 @@ def make_scorer(config: ScoringSettings) -> FunctionScorer | None:
         memory=config.reward_memory,
         env=config.reward_env,
     )
-    return load_scorer(config.reward, config.reward_weights or [1.0] * len(config.reward), limits)
+    weights = config.reward_weights or [1.0] * len(config.reward)
+    return load_scorer(config.reward, weights, limits, config.reward_dialect)
 
 
 def make_sampler(model: LoadedModel, models: Lineup | None = None) -> TransformersSampler:

@@ -161,6 +161,7 @@ class ScoringSettings(Settings):
 
     reward: Rewards = ()
     reward_weights: RewardWeights = None
+    reward_dialect: Literal["auto", "plain", "trl", "verl", "openrlhf", "verifiers"] = "auto"  # of the user's own
     reward_workers: Annotated[CountOrZero | None, Auto] = None  # None: 1; 0: rewards in files run in this process too
     reward_timeout: Positive = 60.0  # seconds
     reward_retries: CountOrZero = 1

@@ -55,4 +55,13 @@ def runs_in_worker(reward: object) -> bool:
         return False
     if named := re.fullmatch(r"(\w+)(\?.*)?", reward, re.DOTALL):
         return named[1] in IN_WORKERS
+    return is_own(reward)
+
+
+def is_own(reward: object) -> bool:
+    """Whether a function of the user's is meant, not a name of ours or an address."""
+    if not isinstance(reward, str):
+        return True
+    if re.fullmatch(r"\w+(\?.*)?|https?://.*", reward, re.DOTALL):
+        return False
     return reward.endswith(".py") or ".py:" in reward

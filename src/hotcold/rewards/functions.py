@@ -5,14 +5,15 @@ Arguments: `prompt`, `completion`, `response` or `solution_str` (verl's word for
 `**kwargs` receives all of these that are not named, the text once. A class stands for an object of it.
 With a text argument in plural (`prompts`, `completions`, `responses`) the function is called once for all responses,
 and every argument is a list; in singular once for each response. Without either it is called for each response,
-unless `completion_ids` or `prompt_ids` is annotated as a list of lists. A completion is always text.
+unless `completion_ids` or `prompt_ids` is annotated as a list of lists. A completion is text.
+That is the plain form. `dialects` has those of other trainers.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,10 @@ from typing import Any, Protocol
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
 from hotcold.prompts.columns import Prompt
 from hotcold.rewards.base import Scorable
+from hotcold.rewards.dialects import DIALECTS, PLAIN, Column, Dialect, detected, of_items, of_rubric
 from hotcold.rewards.options import Factory, split_options
 from hotcold.rewards.reasoning_gym_task import score_reasoning_gym
+from hotcold.rewards.scores import part, values_of
 from hotcold.rewards.verifiers import contains, exact, last_number
 from hotcold.user_file import describe_error, import_file, pick_function
 
@@ -34,18 +37,11 @@ BUILT_IN: dict[str, Callable[..., Any] | Factory] = {  # a Factory takes options
 }
 LATER = re.compile(r"(math|code|judge)$|(model:|https?://)")
 
-READ: dict[str, Callable[[Scorable], Any]] = {
-    "prompt": lambda item: item.prompt,
-    "completion": lambda item: item.completion,
-    "response": lambda item: item.completion,
-}
-ONE = READ | {"solution_str": READ["completion"]}
 READ_IDS: dict[str, Callable[[Scorable], Any]] = {
     "prompt_ids": lambda item: list(item.prompt_ids),
     "completion_ids": lambda item: list(item.completion_ids),
     "truncated": lambda item: item.truncated,
 }
-READ_ALL = {f"{name}s": read for name, read in READ.items()}
 LIST_OF_LISTS = re.compile(r"(list|sequence|tuple|iterable)\[([\w.]+\.)?(list|sequence|tuple)\[", re.IGNORECASE)
 
 
@@ -57,23 +53,33 @@ class Needs:
     per_batch: bool  # called once for all responses
     columns: tuple[str, ...]  # arguments that only a column can fill
     ours: tuple[str, ...]  # arguments that are always ours
+    instead: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of `columns` those that one of several columns can fill
+    always: tuple[str, ...] = (*PLAIN.one, *READ_IDS)  # arguments that need no column
 
     def check(self, columns: Iterable[str]) -> None:
         """Every argument without a default must be one of ours or a column, and never both."""
         known = set(columns)
         self._check_hidden(known)
-        missing = [name for name in self.columns if name not in known]
+        missing = [name for name in self.columns if not self.has(name, known)]
         if not missing:
             return
-        reserved = reserved_names(self.per_batch)
         names = ", ".join(f'"{name}"' for name in missing)
-        hint = did_you_mean(missing[0], sorted({*known, *reserved}))
+        hint = did_you_mean(missing[0], sorted({*known, *self.always}))
+        others = [other for other in self.alternatives(missing[0]) if other != missing[0]]
+        stand_in = f" ({' or '.join(others)} would do)" if others else ""
         raise InputError(
-            f'reward "{self.name}" needs {names}, which is no column of the data.{hint}\n'
+            f'reward "{self.name}" needs {names}, which is no column of the data{stand_in}.{hint}\n'
             f"Columns: {', '.join(sorted(known)) or 'none'}.\n"
-            f"Always there: {', '.join(reserved)}.\n"
+            f"Always there: {', '.join(self.always)}.\n"
             "Rename the argument, give it a default, or add the column to the data."
         )
+
+    def alternatives(self, name: str) -> tuple[str, ...]:
+        """The columns that can fill the argument."""
+        return dict(self.instead).get(name, (name,))
+
+    def has(self, name: str, columns: Iterable[str]) -> bool:
+        return not {*columns}.isdisjoint(self.alternatives(name))
 
     def _check_hidden(self, columns: Iterable[str]) -> None:
         for name in sorted({*self.ours} & {*columns}):
@@ -81,10 +87,6 @@ class Needs:
                 f'reward "{self.name}" would never see the column "{name}" of the data: the argument of that name '
                 "is always that of the response at hand.\nRename the column."
             )
-
-
-def reserved_names(per_batch: bool) -> dict[str, Callable[[Scorable], Any]]:
-    return (READ_ALL if per_batch else ONE) | READ_IDS
 
 
 class Reward(Protocol):
@@ -99,34 +101,50 @@ class Reward(Protocol):
 class RewardFunction:
     """A callable with what is known of it from its signature."""
 
-    def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
+    def __init__(self, function: Callable[..., Any], name: str | None = None, dialect: Dialect | str = "auto") -> None:
         self.function = _instance(function) if inspect.isclass(function) else function
         self.name = name or name_of(function)
         self.file = file_of(function)
         self._parameters = self._signature()
-        self.per_batch = self._is_per_batch()
-        self._reserved = reserved_names(self.per_batch)
         self._wants_all = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
-        self.needs = Needs(self.name, self.per_batch, tuple(self._of_columns()), tuple(self._of_ours()))
+        self.dialect = dialect if isinstance(dialect, Dialect) else DIALECTS.get(dialect) or self._detected()
+        self.per_batch = self._is_per_batch()
+        one, many = self.dialect.one, self.dialect.many
+        self._reserved: Mapping[str, Callable[[Scorable], Any]] = {**(many if self.per_batch else one), **READ_IDS}
+        self._columns: Mapping[str, Column] = self.dialect.many_columns if self.per_batch else self.dialect.one_columns
+        self.needs = self._needs()
 
     def check(self, columns: Iterable[str]) -> None:
         self.needs.check(columns)
 
-    def _of_columns(self) -> list[str]:
-        return [p.name for p in self._named() if p.default is p.empty and p.name not in self._reserved]
-
-    def _of_ours(self) -> list[str]:
-        named = {p.name for p in self._named()}
-        return [name for name in self._reserved if self._wants_all or name in named]
+    def _needs(self) -> Needs:
+        named = self._named()
+        known = {*self._reserved, *self.dialect.whole, *(n for n, c in self._columns.items() if c.default)}
+        columns = [p.name for p in named if p.default is p.empty and p.name not in known]
+        ours = [name for name in self._reserved if self._wants_all or name in {p.name for p in named}]
+        instead = tuple((name, self._columns[name].names) for name in columns if name in self._columns)
+        always = (*self._reserved, *self.dialect.whole)
+        return Needs(self.name, self.per_batch, (*columns, *self.dialect.required), tuple(ours), instead, always)
 
     def call(self, items: Sequence[Scorable]) -> Any:
         """What the function returns: for a batch function of all items, else of the one item; maybe an awaitable."""
         for item in items:
             self.needs.check(item.columns)
+        if not (self.per_batch and self.dialect.by_group):
+            return self._settled(self._call(items))
+        groups: dict[int, list[int]] = {}
+        for number, item in enumerate(items):
+            groups.setdefault(item.row, []).append(number)
+        results = [self._call([items[number] for number in numbers]) for numbers in groups.values()]
+        if any(inspect.isawaitable(result) for result in results):
+            return self._spread_later(results, list(groups.values()), items)
+        return self._spread(results, list(groups.values()), items)
+
+    def _call(self, items: Sequence[Scorable]) -> Any:
         columns = list(dict.fromkeys(name for item in items for name in item.columns))
         args, kwargs = [], {}
         for parameter in self._named():
-            if parameter.name not in self._reserved and parameter.name not in columns:
+            if not self._is_filled(parameter.name, columns):
                 if parameter.kind is parameter.POSITIONAL_ONLY:
                     args.append(parameter.default)
                 continue
@@ -137,14 +155,44 @@ class RewardFunction:
                 kwargs[parameter.name] = value
         if self._wants_all:
             taken = self._parameters.keys() | self._bound()
-            texts = ["prompts", "completions"] if self.per_batch else ["prompt", "completion"]
-            kwargs |= {name: self._value(name, items) for name in [*columns, *texts, *READ_IDS] if name not in taken}
+            extra = self.dialect.extra[self.per_batch]
+            kwargs |= {name: self._value(name, items) for name in [*columns, *extra, *READ_IDS] if name not in taken}
         return self.function(*args, **kwargs)
 
+    def _is_filled(self, name: str, columns: Sequence[str]) -> bool:
+        if name in self._reserved or name in self.dialect.whole or name in columns:
+            return True
+        found = self._columns.get(name)
+        return found is not None and (found.default is not None or not {*columns}.isdisjoint(found.names))
+
     def _value(self, name: str, items: Sequence[Scorable]) -> Any:
-        read = self._reserved.get(name) or (lambda item: item.columns.get(name))
+        if name in self.dialect.whole:
+            return self.dialect.whole[name]
+        column = self._columns.get(name) or Column((name,), lambda: None)
+        read = self._reserved.get(name) or column.of
         values = [read(item) for item in items]
         return values if self.per_batch else values[0]
+
+    def _settled(self, result: Any) -> Any:
+        """In the form that is judged."""
+        if self.dialect.result is None:
+            return result
+        return _later(result, self.dialect.result) if inspect.isawaitable(result) else self.dialect.result(result)
+
+    async def _spread_later(
+        self, results: Sequence[Any], groups: Sequence[Sequence[int]], items: Sequence[Scorable]
+    ) -> list[Any]:
+        found = [await result if inspect.isawaitable(result) else result for result in results]
+        return self._spread(found, groups, items)
+
+    def _spread(self, results: Sequence[Any], groups: Sequence[Sequence[int]], items: Sequence[Scorable]) -> list[Any]:
+        """What was said of each group, in the order of the items."""
+        values: list[Any] = [None] * len(items)
+        for result, numbers in zip(results, groups, strict=True):
+            of_group = values_of(self.name, True, result, [items[number] for number in numbers])
+            for number, value in zip(numbers, of_group, strict=True):
+                values[number] = value
+        return values
 
     def _named(self) -> list[inspect.Parameter]:
         """Parameters that we fill; what `functools.partial` has bound stays bound."""
@@ -166,14 +214,21 @@ class RewardFunction:
                 f'reward "{self.name}": its arguments cannot be read ({error}).\nWrap it: lambda completion: ...'
             ) from error
 
+    def _detected(self) -> Dialect:
+        named = self._named()
+        return detected([p.name for p in named], self._wants_all, [_annotation(p) for p in named])
+
     def _is_per_batch(self) -> bool:
         parameters = self._named()
-        one = [p.name for p in parameters if p.name in ONE]
-        many = [p.name for p in parameters if p.name in READ_ALL]
+        one = [p.name for p in parameters if p.name in self.dialect.one]
+        many = [p.name for p in parameters if p.name in {**self.dialect.many, **self.dialect.many_columns}]
+        if self.dialect.always_many:
+            return True
         if one and many:
             raise InputError(
                 f'reward "{self.name}" takes both "{one[0]}" (one response at a time) and "{many[0]}" (all at once).\n'
-                f"Name them alike: all in plural ({', '.join(READ_ALL)}) or all in singular ({', '.join(READ)})."
+                f"Name them alike: all in plural ({', '.join(self.dialect.many)}) or all in singular "
+                f"({', '.join(self.dialect.one)})."
             )
         if one or many:
             return bool(many)
@@ -181,10 +236,54 @@ class RewardFunction:
         return any(LIST_OF_LISTS.search(text) for text in annotated)
 
 
+async def _later(result: Awaitable[Any], then: Callable[[Any], Any]) -> Any:
+    return then(await result)
+
+
+class Rubric:
+    """A rubric of verifiers: the weighted sum of its functions. One whose weight is 0 is called and does not count."""
+
+    def __init__(self, rubric: Any) -> None:
+        objects = dict(getattr(rubric, "class_objects", None) or {})
+        if (parser := getattr(rubric, "parser", None)) is not None:
+            objects["parser"] = parser
+        self.weights = [float(weight) for weight in rubric.weights or [1.0] * len(rubric.funcs)]
+        self.functions = [RewardFunction(function, dialect=of_rubric(objects)) for function in rubric.funcs]
+        if len(self.weights) != len(self.functions):
+            raise InputError(f"the rubric has {len(self.functions)} functions and {len(self.weights)} weights.")
+
+    async def __call__(self, items: Sequence[Scorable]) -> list[float | None]:
+        by_function = [await self._scores(function, items) for function in self.functions]
+        return [self._total(scores) for scores in zip(*by_function, strict=True)]
+
+    async def _scores(self, function: RewardFunction, items: Sequence[Scorable]) -> list[float | None]:
+        chunks = [items] if function.per_batch else [[item] for item in items]
+        results = [function.call(chunk) for chunk in chunks]
+        found = [await result if inspect.isawaitable(result) else result for result in results]
+        values = values_of(function.name, True, found[0], items) if function.per_batch else found
+        return [part(function.name, value, item).score for value, item in zip(values, items, strict=True)]
+
+    def _total(self, scores: Sequence[float | None]) -> float | None:
+        counted = [(weight, score) for weight, score in zip(self.weights, scores, strict=True) if weight]
+        if any(score is None for _, score in counted):
+            return None
+        return sum(weight * score for weight, score in counted if score is not None)
+
+
+def is_rubric(value: Any) -> bool:
+    return isinstance(getattr(value, "funcs", None), list) and hasattr(value, "weights") and not inspect.isclass(value)
+
+
+def _of_rubric(rubric: Any, name: str) -> RewardFunction:
+    made = Rubric(rubric)
+    columns = [column for function in made.functions for column in function.needs.columns]
+    return RewardFunction(made, name, of_items(columns))
+
+
 def check_columns_of_rows(function: Reward, prompts: Sequence[Prompt], source: str = "the data") -> None:
     """What the function needs must stand in every row; a row that lacks it is named. `source` is where they are."""
     for name in function.needs.columns:
-        lacking = [prompt for prompt in prompts if name not in prompt.columns]
+        lacking = [prompt for prompt in prompts if not function.needs.has(name, prompt.columns)]
         if 0 < len(lacking) < len(prompts):
             raise InputError(
                 f'reward "{function.name}" needs "{name}", which row {lacking[0].index} of {source} lacks '
@@ -194,17 +293,20 @@ def check_columns_of_rows(function: Reward, prompts: Sequence[Prompt], source: s
     function.needs.check({name for prompt in prompts for name in prompt.columns})
 
 
-def load_reward(spec: str | Callable[..., Any]) -> RewardFunction:
-    """`FILE.py:NAME`, `FILE.py`, a built-in `NAME` or `NAME?key=value`, or a callable."""
+def load_reward(spec: str | Callable[..., Any], dialect: str = "auto") -> RewardFunction:
+    """`FILE.py:NAME`, `FILE.py`, a built-in `NAME` or `NAME?key=value`, or a callable.
+
+    `dialect` is that of functions of the user's own; auto: by their parameters.
+    """
     if isinstance(spec, RewardFunction):
         return spec
     if not isinstance(spec, str):
-        return RewardFunction(spec)
+        return _of_rubric(spec, name_of(spec)) if is_rubric(spec) else RewardFunction(spec, dialect=dialect)
     if spec.partition("?")[0] in BUILT_IN:
         return _built_in(spec)
     path, colon, name = spec.partition(".py:")
     if colon or spec.endswith(".py"):
-        return _from_file(Path(f"{path}.py" if colon else spec).expanduser(), name if colon else None)
+        return _from_file(Path(f"{path}.py" if colon else spec).expanduser(), name if colon else None, dialect)
     if LATER.match(spec):
         raise NotAvailableError(f"reward={spec} is not available yet: give a Python function, FILE.py:NAME.")
     name = spec.partition("?")[0]
@@ -218,10 +320,10 @@ def _built_in(spec: str) -> RewardFunction:
     name, given = split_options(spec)
     found = BUILT_IN[name]
     if isinstance(found, Factory):
-        return RewardFunction(found(name, given), name)
+        return RewardFunction(found(name, given), name, PLAIN)
     if given:
         raise InputError(f"reward={name} takes no options: leave {next(iter(given))!r} out.")
-    return RewardFunction(found, name)
+    return RewardFunction(found, name, PLAIN)
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -241,9 +343,13 @@ def file_of(function: Callable[..., Any]) -> str | None:
     return None if code is None else code.co_filename
 
 
-def _from_file(path: Path, name: str | None) -> RewardFunction:
-    function = pick_function(import_file(path), path, name, "reward")
-    return RewardFunction(function, name)
+def _from_file(path: Path, name: str | None, dialect: str) -> RewardFunction:
+    module = import_file(path)
+    found = getattr(module, name or "rubric", None)
+    if is_rubric(found) and (name or not hasattr(module, "reward")):
+        return _of_rubric(found, name or "rubric")
+    function = pick_function(module, path, name, "reward")
+    return RewardFunction(function, name, dialect)
 
 
 def _instance(cls: type) -> Callable[..., Any]:

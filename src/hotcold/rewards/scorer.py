@@ -88,14 +88,19 @@ class FunctionScorer:
         return Score(total, by_name, steps)
 
 
-def load_scorer(rewards: Sequence[Any], weights: Sequence[float], limits: Limits) -> FunctionScorer:
-    """Functions in files go to worker processes; with `limits.workers` 0 all are called in this one."""
+def load_scorer(
+    rewards: Sequence[Any], weights: Sequence[float], limits: Limits, dialect: str = "auto"
+) -> FunctionScorer:
+    """Functions in files go to worker processes; with `limits.workers` 0 all are called in this one.
+
+    `dialect`: the form of the functions that are the user's own.
+    """
     in_files = [reward for reward in rewards if runs_in_worker(reward)] if limits.workers else []
-    workers = Workers(in_files, limits) if in_files else None
+    workers = Workers(in_files, limits, dialect) if in_files else None
     there = iter(workers.functions if workers else ())
     functions: list[Reward] = []
     for reward in rewards:
-        functions.append(next(there) if workers and runs_in_worker(reward) else load_reward(reward))
+        functions.append(next(there) if workers and runs_in_worker(reward) else load_reward(reward, dialect))
     return FunctionScorer(functions, weights, workers)
 
 

@@ -177,7 +177,7 @@ def main(parent: int, requests: int, answers: int) -> None:
     limit(setup["memory"])
     redirect(link)
     try:
-        functions = [load_reward(spec) for spec in setup["rewards"]]
+        functions = [load_reward(spec, setup["dialect"]) for spec in setup["rewards"]]
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     except BaseException as error:

@@ -28,13 +28,13 @@ GB = 10**9
 class Workers:
     """Processes for the functions in files. One that fails is ended, with all that it started, and replaced."""
 
-    def __init__(self, rewards: Sequence[str], limits: Limits) -> None:
+    def __init__(self, rewards: Sequence[str], limits: Limits, dialect: str = "auto") -> None:
         self.limits, self.ledger = limits, Ledger(limits)
         self.log: Callable[[str], None] = lambda text: None
         self.beat: Callable[[str], None] = lambda stage: None
         self.answered: set[int] = set()  # functions that have answered at least once
         self.losses = 0  # workers lost since the last answer
-        self._rewards, self._folder = list(rewards), os.getcwd()
+        self._rewards, self._folder, self._dialect = list(rewards), os.getcwd(), dialect
         self._here_too: dict[int, RewardFunction] = {}  # loaded in this process
         self._variables = environment(limits.env)
         self._memory = memory_of_each(limits)
@@ -91,7 +91,7 @@ class Workers:
     def _here(self, function: WorkerFunction, name: str, items: Sequence[Scorable], why: str) -> Answer:
         self.ledger.tell_once(f'reward "{name}" runs in this process, without a deadline, where {why}')
         if function.number not in self._here_too:
-            self._here_too[function.number] = load_reward(function.spec)
+            self._here_too[function.number] = load_reward(function.spec, self._dialect)
         return list(parts_here([self._here_too[function.number]], [name], items)[0])
 
     def _count_timeouts(self, answers: Sequence[Answer], items: Sequence[Scorable]) -> None:
@@ -129,7 +129,7 @@ class Workers:
     def _start(self, slot: int) -> list[dict[str, Any]]:
         """Starts a worker; what it says of its functions."""
         worker = self.slots[slot] = Worker(self._variables, self._folder)
-        worker.send({"rewards": self._rewards, "memory": self._memory})
+        worker.send({"rewards": self._rewards, "dialect": self._dialect, "memory": self._memory})
         end = time.monotonic() + LOADING
         try:
             while True:
@@ -187,7 +187,9 @@ def memory_of_each(limits: Limits) -> int | None:
 
 
 def _function(spec: str, number: int, found: dict[str, Any]) -> WorkerFunction:
-    needs = Needs(found["name"], found["per_batch"], tuple(found["columns"]), tuple(found["ours"]))
+    instead = tuple((argument, tuple(columns)) for argument, columns in found["instead"])
+    columns, ours, always = (tuple(found[key]) for key in ("columns", "ours", "always"))
+    needs = Needs(found["name"], found["per_batch"], columns, ours, instead, always)
     return WorkerFunction(spec, number, needs, found["file"], found["is_async"])
 
 
