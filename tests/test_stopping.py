@@ -155,6 +155,42 @@ def test_scored_responses_of_other_parameters_are_sampled_anew(here: Path, capsy
     assert Path("runs/one/rollouts/step_000003.parquet").read_bytes() != other
 
 
+def test_responses_are_scored_anew_by_a_score_that_was_mended(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import hotcold.training.loop as loop
+
+    def interrupted(*arguments: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "update", interrupted)
+    assert train(*WORDS, algorithm="grpo", steps=1) == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    (here / "reward.py").write_text("def reward(completion):\n    return 0.25\n")
+    capsys.readouterr()
+    assert train(*WORDS, "resume=auto", algorithm="grpo", steps=1) == 0
+    assert "used again" not in capsys.readouterr().out
+    assert metrics("runs/one")[0]["reward"] == 0.25
+
+
+def test_a_signal_during_the_last_check_of_a_save_still_saves_the_step(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import hotcold.training.loop as loop
+
+    due = loop.Loop._reached
+
+    def with_a_signal(self: loop.Loop, progress: loop.Progress) -> bool:
+        if progress.step == 2 and not self.stopping.is_due and self.stopping._saves:
+            signalled(signal.SIGTERM)
+        return due(self, progress)
+
+    monkeypatch.setattr(loop.Loop, "_reached", with_a_signal)
+    assert train(*WORDS, algorithm="grpo", steps=4) == 143
+    assert "from step 2, the last one saved" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_process_ends_soon_and_leaves_no_child(here: Path, number: int, code: int) -> None:
     slow = "import time\n\ndef reward(completion):\n    open('scoring', 'w').close()\n    time.sleep(600)\n"

@@ -15,6 +15,7 @@ from torch import Tensor
 from hotcold.assemble import Assembled, algorithm_name
 from hotcold.batch import Batch
 from hotcold.checkpoint import (
+    file_sha256,
     newest_checkpoint,
     prune,
     read_state,
@@ -125,13 +126,14 @@ class Attempt:
         )
 
     def _key_of_rollouts(self, progress: Progress) -> str:
-        """Of all that decides the next step's rows, the scores aside: a run is a function only if its rewards are."""
+        """Of all that decides the next step's rows: a run is a function only if its rewards are."""
         ready = self.ready
         content = {
             "parameters": tensors_sha256(dict(self.named["policy"])),
             "base": ready.model.sha256,
             "data": ready.data_fingerprint,
             "identity": identity(ready.config),
+            "rewards": [_content(reward) for reward in ready.config.reward],
             "position": progress.position,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -256,6 +258,13 @@ class Attempt:
 
 
 OPTIMIZER_FILE = {"policy": "optimizer", "critic": "critic_optimizer"}
+
+
+def _content(reward: Any) -> str:
+    """Of a score in a file: what the file says now. Somebody may stop a run to mend it."""
+    head, is_python, _ = str(reward).partition(".py")
+    path = Path(head + is_python).expanduser()
+    return file_sha256(path) if is_python and path.is_file() else ""
 
 
 def _norm(value: float | str | None) -> float | None:

@@ -146,7 +146,7 @@ class Loop:
             evaluation, progress = self._evaluate(progress, metrics)
             metrics |= {**evaluation.summary(), "time/eval": self.seconds_evaluating}
             metrics["time/step"] += self.seconds_evaluating
-        with self.stopping.saving():
+        with self._saved_if_stopped(progress), self.stopping.saving():
             self.record.append_metrics(metrics)
             self.seconds_saving = 0.0
             is_best = evaluation is not None and progress.best_step == number
