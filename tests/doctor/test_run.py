@@ -381,6 +381,16 @@ def test_a_run_that_reached_its_goal_is_finished(examined: Examine) -> None:
     assert about(examined(rows, steps=40, stop_at=0.91)) == [("problem", "unfinished")]
 
 
+def test_a_start_with_other_versions_is_a_note(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", every())
+    starts = [{"attempt": 1, "torch": "2.1", "threads": 2}, {"attempt": 2, "torch": "2.2", "threads": 2}]
+    (run / "env.json").write_text(json.dumps({"attempts": starts}))
+    finding = one(examine(run))
+    assert (finding.level, finding.about) == ("note", "other machine") and "(torch 2.1 then 2.2)" in finding.text
+    (run / "env.json").write_text(json.dumps({"attempts": [starts[0], {**starts[0], "attempt": 2}]}))
+    assert examine(run).findings == ()
+
+
 def test_a_checkpoint_that_is_not_whole_is_named_with_the_one_that_is_used(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", every(20), finished=False, steps=40)
     checkpoint(run, 10)

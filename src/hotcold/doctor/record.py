@@ -40,6 +40,7 @@ class Record:
     checkpoint: Path | None  # the newest whole one
     skipped: Sequence[tuple[str, str]]  # newer ones that are not whole, and why
     unreadable: Sequence[str]
+    attempts: Sequence[dict[str, Any]] = ()  # each start of the run: versions and hardware
 
     @property
     def last_step(self) -> int:
@@ -113,6 +114,7 @@ def read_record(path: Path) -> Record:
         checkpoint=checkpoint,
         skipped=skipped,
         unreadable=unreadable,
+        attempts=_attempts(path, unreadable),
     )
 
 
@@ -149,6 +151,15 @@ def _evaluations(path: Path, rows: Sequence[Metrics], unreadable: list[str]) -> 
         for row in found
         if isinstance(row, dict) and row.get("eval/greedy") is not None
     ]
+
+
+def _attempts(path: Path, unreadable: list[str]) -> list[dict[str, Any]]:
+    file = path / "env.json"
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))["attempts"] if file.is_file() else []
+    except (OSError, ValueError, KeyError, TypeError):
+        unreadable.append("env.json cannot be read")
+        return []
 
 
 def _last_rollouts(path: Path, unreadable: list[str]) -> list[Rollout]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from statistics import median
 
 from hotcold.doctor.record import Record
@@ -11,6 +12,7 @@ from hotcold.doctor.report import Finding, note, problem
 from hotcold.training.console import duration, near
 from hotcold.training.health import LONGER
 
+BITS = ("python", "torch", "transformers", "cpu", "cpu_capability", "threads", "gpu")  # what decides the last bits
 LONG_SILENCE = 10  # times the usual step
 PARTS = ("sample", "score", "update", "eval", "save")
 WORDS = {"sample": "sampling", "score": "scoring", "update": "update", "eval": "evaluations", "save": "saving"}
@@ -75,6 +77,20 @@ def _broken_checkpoints(record: Record) -> Iterator[Finding]:
 # ---- the machine
 
 
+def _other_machine(record: Record) -> Iterator[Finding]:
+    """A run that went on elsewhere rounds differently from there on."""
+    for before, after in pairwise(record.attempts):
+        changed = [
+            f"{key} {before.get(key)} then {after.get(key)}" for key in BITS if before.get(key) != after.get(key)
+        ]
+        if changed:
+            yield note(
+                "other machine",
+                f"start {after.get('attempt')} was on other ground than the one before ({', '.join(changed)}): its "
+                "numbers differ in their last bits from those of a run that never stopped.",
+            )
+
+
 def _memory(record: Record) -> Iterator[Finding]:
     spans = record.spans("out_of_memory")
     if spans:
@@ -122,4 +138,4 @@ def times(record: Record) -> str:
 
 
 WHOLE: tuple[Callable[[Record], Iterable[Finding]], ...] = (_unreadable, _broken_checkpoints)
-MACHINE: tuple[Callable[[Record], Iterable[Finding]], ...] = (_memory, _slow_parts, _state)
+MACHINE: tuple[Callable[[Record], Iterable[Finding]], ...] = (_other_machine, _memory, _slow_parts, _state)
