@@ -44,6 +44,12 @@ def test_where_all_moves_nothing_is_written_or_left(tmp_path: Path) -> None:
     assert said == [] and not (tmp_path / "stacks.txt").exists()
 
 
+def test_a_run_that_ends_in_an_error_leaves_no_empty_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError), Watchdog(tmp_path / "stacks.txt", 2.0, print).watching():
+        raise ValueError
+    assert not (tmp_path / "stacks.txt").exists()
+
+
 def test_a_run_whose_score_stands_still_leaves_its_stacks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slow = "import time\n\ndef sleepy(completion):\n    time.sleep(1.5)\n    return float('a' in completion)\n"
     (here / "slow.py").write_text(slow)

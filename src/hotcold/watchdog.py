@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,8 +42,8 @@ class Watchdog:
                 self._file = None
                 faulthandler.cancel_dump_traceback_later()
                 thread.join()
-        if not self.path.stat().st_size:
-            self.path.unlink()
+                if not os.fstat(file.fileno()).st_size:
+                    self.path.unlink(missing_ok=True)
 
     def beat(self, where: str) -> None:
         self._where, self._last = where, time.monotonic()
