@@ -17,7 +17,7 @@ MOST_MEMORY = 1_500_000  # KB that a case may add
 
 
 def left() -> set[str]:
-    return {str(path) for path in Path("runs").rglob("*") if path.name != "stacks.txt"}
+    return {str(path) for path in Path("runs").rglob("*")}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
