@@ -9,7 +9,7 @@ LAYERS: list[list[str]] = [
     ["errors", "user_file", "files", "stopping", "watchdog", "memory", "equations"],
     ["batch"],
     ["algorithms", "models", "prompts", "chat"],
-    ["rewards", "sampling", "engines"],
+    ["sandbox", "rewards", "sampling", "engines"],
     ["checkpoint", "optim", "runs"],
     ["training", "lab"],
     [

@@ -1,0 +1,213 @@
+"""`reward=code`: the program in a response, run against the tests of its row in a sandbox.
+
+An expected value never enters the process that the program runs in. Outputs and the values of calls are compared here.
+What asserts compare is compared in a second sandbox, which asks the program's for plain values.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from hotcold.errors import InputError
+from hotcold.rewards.code_blocks import program_of, same_output
+from hotcold.rewards.code_tests import COLUMNS, Asserts, Call, InputOutput, Test, Unusable, same_value, tests_of
+from hotcold.sandbox.box import Box, Limits, Lost, Session, parsed
+from hotcold.sandbox.values import decode, encode
+
+SLOTS = os.cpu_count() or 1
+
+
+@dataclass
+class Boxes:
+    """Sandboxes that are started when they are first needed and used again; a program never meets another's."""
+
+    limits: Limits
+    level: str | None = None
+    python: str | None = None
+    _free: queue.SimpleQueue[Box] = field(default_factory=queue.SimpleQueue)
+
+    @contextmanager
+    def one(self) -> Iterator[Box]:
+        try:
+            box = self._free.get_nowait()
+        except queue.Empty:
+            box = Box(self.level, self.limits, self.python)
+        try:
+            yield box
+        except BaseException:
+            box.close()
+            raise
+        self._free.put(box)
+
+    def close(self) -> None:
+        while not self._free.empty():
+            self._free.get().close()
+
+    def __enter__(self) -> Boxes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def passed(
+    boxes: Boxes, program: str, tests: Sequence[Test], tolerance: float = 0.0, all_of: bool = True
+) -> list[bool]:
+    """By test whether the program passes it. With `all_of` it ends at the first that fails."""
+    found: list[bool] = []
+    for group in _alike(tests):
+        if all_of and not all(found):
+            break
+        if isinstance(group[0], Call):
+            found += _called(boxes, program, [t for t in group if isinstance(t, Call)], tolerance, all_of)
+        for test in group:
+            if all_of and not all(found):
+                break
+            if isinstance(test, InputOutput):
+                found.append(_output_is_right(boxes, program, test, tolerance))
+            elif isinstance(test, Asserts):
+                found += _asserted(boxes, program, test)
+    return found + [False] * (sum(t.count if isinstance(t, Asserts) else 1 for t in tests) - len(found))
+
+
+def _alike(tests: Sequence[Test]) -> list[list[Test]]:
+    groups: dict[type, list[Test]] = {}
+    for test in tests:
+        groups.setdefault(type(test), []).append(test)
+    return list(groups.values())
+
+
+def _output_is_right(boxes: Boxes, program: str, test: InputOutput, tolerance: float) -> bool:
+    for _ in range(2):  # a sandbox that does not answer may be the machine's fault once
+        with boxes.one() as box:
+            ended = box.script(program, test.given)
+        if ended.how != "lost":
+            return ended.is_well and same_output(ended.out, test.expected, tolerance)
+    return False
+
+
+def _called(boxes: Boxes, program: str, tests: Sequence[Call], tolerance: float, all_of: bool) -> list[bool]:
+    """All in one process of the program, in their order."""
+    found: list[bool] = []
+    limit = boxes.limits.seconds
+    with boxes.one() as box, box.session("functions", program, limit * (len(tests) + 1)) as session:
+        if session.listen(limit) is None:
+            return found
+        for test in tests:
+            found.append(_call_is_right(session, test, limit, tolerance))
+            if session.ended or (all_of and not found[-1]):
+                break
+    return found
+
+
+def _call_is_right(session: Session, test: Call, limit: float, tolerance: float) -> bool:
+    if test.expression:
+        asked: dict[str, Any] = {"do": "eval", "with": {"text": test.expression}}
+    else:
+        args = [encode(arg) for arg in test.args]
+        asked = {"do": "call", "with": {"args": args, "kwargs": {}, "name": test.name}}
+    session.tell(json.dumps(asked), limit)
+    line = session.listen(limit)
+    try:
+        answer = {} if line is None else parsed(line)
+        return "value" in answer and same_value(decode(answer["value"]), test, tolerance)
+    except (Lost, ValueError, RecursionError):  # a forged line
+        return False
+
+
+def _asserted(boxes: Boxes, program: str, test: Asserts) -> list[bool]:
+    nonce, limit = secrets.token_hex(16), boxes.limits.seconds
+    verdict: list[bool] = []
+    with (
+        boxes.one() as box,
+        boxes.one() as other,
+        box.session("functions", program, limit) as subject,
+        other.session("tests", test.source, limit, nonce=nonce) as tester,
+    ):
+        verdict = _carried(subject, tester, nonce, time.monotonic() + limit)
+    return verdict if len(verdict) == test.count else [False] * test.count
+
+
+def _carried(subject: Session, tester: Session, nonce: str, end: float) -> list[bool]:
+    """Questions to the program, answers to the tests, until these tell the verdict. Nothing is read in between."""
+
+    def left() -> float:
+        return max(0.01, end - time.monotonic())
+
+    if subject.listen(left()) is None:
+        return []
+    while (question := tester.listen(left())) is not None:
+        message = parsed(question)
+        if "verdict" in message:
+            is_whole = message.get("nonce") == nonce and isinstance(message["verdict"], list)
+            return [one is True for one in message["verdict"]] if is_whole else []
+        subject.tell(question, left())
+        if (answer := subject.listen(left())) is None:
+            return []
+        tester.tell(answer, left())
+    return []
+
+
+# ---- the reward
+
+
+def code(
+    partial: bool = False, timeout: float = 6.0, memory: int = 512, tolerance: float = 0.0
+) -> Callable[..., list[float | None]]:
+    """`partial`: the share of tests as the score. `timeout`: seconds a test. `memory`: MB. `tolerance`: of numbers."""
+    if not 0 < timeout <= 3600:
+        raise ValueError("timeout is a number of seconds above 0, at most 3600")
+    if memory < 64:
+        raise ValueError("memory is a number of MB, at least 64: Python alone takes about 30")
+    if not 0 <= tolerance < 1:
+        raise ValueError("tolerance is a number from 0 to below 1, as in 1e-6")
+    limits = Limits(seconds=timeout, memory=memory * 10**6)
+
+    def reward(
+        completions: list[str],
+        tests: Any = None,
+        test: Any = None,
+        asserts: Any = None,
+        test_list: Any = None,
+        input_output: Any = None,
+        entry_point: Any = None,
+    ) -> list[float | None]:
+        given = (tests, test, asserts, test_list, input_output)
+        columns = {name: values for name, values in zip(COLUMNS, given, strict=True) if values is not None}
+        if not columns:
+            raise InputError(
+                f"reward=code needs tests, in a column of the data of one of the names {', '.join(COLUMNS)}."
+            )
+        if entry_point is not None:
+            columns["entry_point"] = entry_point
+        rows = [{name: values[number] for name, values in columns.items()} for number in range(len(completions))]
+        with Boxes(limits) as boxes, ThreadPoolExecutor(SLOTS) as pool:
+
+            def score(completion: str, row: dict[str, Any]) -> float | None:
+                return _score(boxes, completion, row, partial, tolerance)
+
+            return list(pool.map(score, completions, rows))
+
+    reward.__name__ = "code"
+    return reward
+
+
+def _score(boxes: Boxes, completion: str, row: dict[str, Any], partial: bool, tolerance: float) -> float | None:
+    """None: the row's tests are unusable, which is not the program's fault."""
+    try:
+        tests = tests_of(row)
+    except Unusable:
+        return None
+    wanted = frozenset[str]().union(*(test.wanted for test in tests))
+    program = program_of(completion, wanted)
+    found = passed(boxes, program, tests, tolerance, all_of=not partial)
+    return sum(found) / len(found) if partial else float(all(found))
