@@ -21,6 +21,7 @@ from hotcold.engines.local import LocalEngine, Trainee
 from hotcold.models.critic import Critic
 from hotcold.models.reference import copy_as_reference
 from hotcold.prompts import PromptOrder
+from hotcold.rewards import judge, remote
 from hotcold.rewards.failures import Ledger, Limits
 from hotcold.training.collect import Collected
 from hotcold.training.console import Console
@@ -62,7 +63,7 @@ class Rows:
             )
             for i, y in enumerate(T1.responses)
         ]
-        counts = Ledger(Limits()).take_counts()
+        counts = Ledger(Limits()).take_counts() | dict.fromkeys((*judge.COUNTS, *remote.COUNTS), 0)
         return Collected(rollouts, position + 1, {"sample": 0.1, "score": 0.1}, reward_counts=counts)
 
 

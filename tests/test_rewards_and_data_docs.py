@@ -71,8 +71,8 @@ def test_every_documented_argument_exists_without_any_column_and_every_built_in_
 
 def test_the_signatures_of_other_libraries_are_taken_as_they_are_shown() -> None:
     section = REWARDS.split("## Functions written for other libraries")[1].split("\n## ")[0]
-    shown = re.findall(r"`(def [^`]+)`", section)
-    assert len(shown) == 3
+    shown = re.findall(r"`((?:async )?def [^`]+)`", section)
+    assert len(shown) == 4
     columns = {"answer", "data_source", "ground_truth"}
     for signature in shown:
         names: dict[str, Any] = {}

@@ -96,7 +96,7 @@ def _train(config: Config, echo: Echo, stopping: Stopping) -> Run:
     watchdog = Watchdog(folder.path / STACKS, config.watchdog, lambda text: _note(text, echo, folder))
     console = Console(echo, folder.log, watchdog.beat)
     if ready.scorer is not None:
-        ready.scorer.listen(console.warn, folder.log, watchdog.beat)
+        ready.scorer.listen(console.warn, folder.log, watchdog.beat, folder.path)
     try:
         with folder, watchdog.watching():
             return _run(ready, folder, resumed, console, start, stopping)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 LARGEST = 3.4028234663852886e38  # float32's: scores are trained on as float32
 
@@ -46,7 +47,23 @@ class Scorer(Protocol):
         """What went wrong since the last call, by the name of a metric."""
 
 
-IN_WORKERS = frozenset({"reasoning_gym"})  # rewards with a name that may hang or take all memory
+@runtime_checkable
+class Service(Protocol):
+    """A reward of ours that takes the items themselves, and tells the run what it does."""
+
+    columns: tuple[str, ...]  # that it needs
+
+    def __call__(self, items: Sequence[Scorable]) -> list[float | None]: ...
+
+    def listen(self, tell: Callable[[str], None], beat: Callable[[str], None], folder: Path | None) -> None:
+        """Called once, before anything is scored. `folder`: of the run, if it has one."""
+
+    def take_counts(self) -> dict[str, int]: ...
+
+    def close(self) -> None: ...
+
+
+IN_WORKERS = frozenset({"reasoning_gym", "math"})  # rewards with a name that may hang or take all memory
 
 
 def runs_in_worker(reward: object) -> bool:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hotcold.errors import RewardError
-from hotcold.rewards.base import Scorable
+from hotcold.rewards.base import Scorable, Service
 from hotcold.rewards.functions import RewardFunction
 from hotcold.rewards.scores import Part, part, rows, values_of
 from hotcold.user_file import describe_error
@@ -42,6 +42,8 @@ def call(function: RewardFunction, name: str, chunk: Sequence[Scorable]) -> Any:
     except KeyboardInterrupt:  # a signal to the run
         raise
     except BaseException as error:  # sys.exit(0) too: the run must not end as if it were done
+        if isinstance(error, RewardError) and isinstance(function.function, Service):
+            raise  # it says what is to be said
         raise _failed(function, name, chunk, error) from error
 
 

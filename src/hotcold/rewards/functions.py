@@ -21,10 +21,14 @@ from typing import Any, Protocol
 
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
 from hotcold.prompts.columns import Prompt
-from hotcold.rewards.base import Scorable
+from hotcold.rewards.base import Scorable, Service
 from hotcold.rewards.dialects import DIALECTS, PLAIN, Column, Dialect, detected, of_items, of_rubric
+from hotcold.rewards.judge import make_judge
+from hotcold.rewards.form import make_format, make_length, make_overlong, make_phrases, make_repetition
+from hotcold.rewards.mathematics.reward import make_math
 from hotcold.rewards.options import Factory, split_options
 from hotcold.rewards.reasoning_gym_task import score_reasoning_gym
+from hotcold.rewards.remote import make_remote
 from hotcold.rewards.scores import part, values_of
 from hotcold.rewards.verifiers import contains, exact, last_number
 from hotcold.user_file import describe_error, import_file, pick_function
@@ -34,8 +38,15 @@ BUILT_IN: dict[str, Callable[..., Any] | Factory] = {  # a Factory takes options
     "last_number": last_number,
     "contains": contains,
     "reasoning_gym": score_reasoning_gym,
+    "math": Factory(make_math),
+    "format": Factory(make_format),
+    "length": Factory(make_length),
+    "overlong": Factory(make_overlong),
+    "repetition": Factory(make_repetition),
+    "phrases": Factory(make_phrases),
+    "judge": Factory(make_judge),
 }
-LATER = re.compile(r"(math|code|judge)$|(model:|https?://)")
+LATER = re.compile(r"code$|(model:)")
 
 READ_IDS: dict[str, Callable[[Scorable], Any]] = {
     "prompt_ids": lambda item: list(item.prompt_ids),
@@ -304,6 +315,8 @@ def load_reward(spec: str | Callable[..., Any], dialect: str = "auto") -> Reward
         return _of_rubric(spec, name_of(spec)) if is_rubric(spec) else RewardFunction(spec, dialect=dialect)
     if spec.partition("?")[0] in BUILT_IN:
         return _built_in(spec)
+    if spec.startswith(("http://", "https://")):
+        return _remote(spec)
     path, colon, name = spec.partition(".py:")
     if colon or spec.endswith(".py"):
         return _from_file(Path(f"{path}.py" if colon else spec).expanduser(), name if colon else None, dialect)
@@ -320,10 +333,21 @@ def _built_in(spec: str) -> RewardFunction:
     name, given = split_options(spec)
     found = BUILT_IN[name]
     if isinstance(found, Factory):
-        return RewardFunction(found(name, given), name, PLAIN)
+        return _made(found(name, given), name)
     if given:
         raise InputError(f"reward={name} takes no options: leave {next(iter(given))!r} out.")
     return RewardFunction(found, name, PLAIN)
+
+
+def _made(function: Callable[..., Any], name: str) -> RewardFunction:
+    """A service takes the items themselves."""
+    return RewardFunction(function, name, of_items(function.columns) if isinstance(function, Service) else getattr(function, "dialect", PLAIN))
+
+
+def _remote(spec: str) -> RewardFunction:
+    url, mark, options = spec.partition("#")
+    given = split_options(f"{url.partition('?')[0]}?{options}")[1] if mark else {}
+    return _made(Factory(make_remote)(url, {"url": url, **given}), "remote")
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from hotcold.errors import InputError, RewardError
-from hotcold.rewards.base import LARGEST, Scorable, Score, runs_in_worker
+from hotcold.rewards.base import LARGEST, Scorable, Score, Service, runs_in_worker
 from hotcold.rewards.calls import parts_here
 from hotcold.rewards.failures import Limits
 from hotcold.rewards.functions import Reward, RewardFunction, load_reward
@@ -35,6 +37,8 @@ class FunctionScorer:
         self.weights = tuple(float(weight) for weight in weights)
         self.names = unique([function.name for function in functions])
         self._workers = workers
+        here = [function.function for function in functions if isinstance(function, RewardFunction)]
+        self._services = [function for function in here if isinstance(function, Service)]
 
     def score(self, items: Sequence[Scorable]) -> list[Score]:
         """One score for each item, in order."""
@@ -44,20 +48,31 @@ class FunctionScorer:
         return [self._total([of_function[i] for of_function in parts], items[i]) for i in range(len(items))]
 
     def take_counts(self) -> dict[str, int]:
-        return {} if self._workers is None else self._workers.ledger.take_counts()
+        counts = Counter({} if self._workers is None else self._workers.ledger.take_counts())
+        for service in self._services:
+            counts.update(service.take_counts())  # two judges are counted together
+        return dict(counts)
 
     def listen(
         self,
         tell: Callable[[str], None],
         log: Callable[[str], None],
         beat: Callable[[str], None] = lambda stage: None,
+        folder: Path | None = None,
     ) -> None:
-        """`tell` hears of failures, once for each kind; `log` what the functions print; `beat` that it goes on."""
+        """`tell` hears of failures, once for each kind; `log` what the functions print; `beat` that it goes on.
+
+        `folder`: of the run.
+        """
+        for service in self._services:
+            service.listen(tell, beat, folder)
         if self._workers is not None:
             self._workers.ledger.tell, self._workers.log, self._workers.beat = tell, log, beat
 
     def close(self) -> None:
         """Ends the workers; scoring again starts new ones."""
+        for service in self._services:
+            service.close()
         if self._workers is not None:
             self._workers.close()
 
