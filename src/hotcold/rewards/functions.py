@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from hotcold.errors import InputError, NotAvailableError, did_you_mean
 from hotcold.prompts.columns import Prompt
 from hotcold.rewards.base import Scorable, Service
+from hotcold.rewards.code import code
 from hotcold.rewards.dialects import DIALECTS, PLAIN, Column, Dialect, detected, of_items, of_rubric
 from hotcold.rewards.judge import make_judge
 from hotcold.rewards.form import make_format, make_length, make_overlong, make_phrases, make_repetition
@@ -39,6 +40,7 @@ BUILT_IN: dict[str, Callable[..., Any] | Factory] = {  # a Factory takes options
     "contains": contains,
     "reasoning_gym": score_reasoning_gym,
     "math": Factory(make_math),
+    "code": Factory(code),
     "format": Factory(make_format),
     "length": Factory(make_length),
     "overlong": Factory(make_overlong),
@@ -46,7 +48,7 @@ BUILT_IN: dict[str, Callable[..., Any] | Factory] = {  # a Factory takes options
     "phrases": Factory(make_phrases),
     "judge": Factory(make_judge),
 }
-LATER = re.compile(r"code$|(model:)")
+LATER = re.compile(r"model:")
 
 READ_IDS: dict[str, Callable[[Scorable], Any]] = {
     "prompt_ids": lambda item: list(item.prompt_ids),

