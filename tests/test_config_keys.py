@@ -91,7 +91,7 @@ ELSEWHERE = """
     group_size epochs_per_batch minibatches stop_at learning_rate warmup_steps max_grad_norm optimizer temperature
     max_tokens stop top_p top_k min_p sampler baseline scale_by_std objective weighting clip_low clip_high gamma
     keep_rule threshold fraction start_from eval.data eval.every eval.samples eval.prompts tokens_per_microbatch
-    max_memory device threads run resume save_every keep_checkpoints seed
+    max_memory device threads run resume save_every keep_checkpoints seed sandbox.require
 """
 
 

@@ -176,6 +176,7 @@ NOT_SEEN = {  # at most ten; what they do instead is tested one by one below
     "max_memory": "how much of both; its number shows in tokens_per_microbatch",
     "device": "a machine without another device can only refuse it",
     "watchdog": "what it writes when a run stands still is in tests/test_watchdog.py",
+    "sandbox.require": "refuses a machine that offers less, and changes nothing: in tests/rewards/test_code.py",
     "allow_changed": "for a run that is continued: in tests/test_runs_whole.py",
 }
 BY_ITSELF = {"run", "resume"}  # where the files are, which is no content of theirs: tests of their own below

@@ -35,11 +35,13 @@ from hotcold.lineup import Lineup, check_keys_have_effect, has_critic, line_up
 from hotcold.models.compute import default_dtype
 from hotcold.models.loading import LoadedModel, load_model
 from hotcold.prompts import PromptOrder
+from hotcold.rewards.base import runs_programs
 from hotcold.rewards.failures import Limits
 from hotcold.rewards.scorer import FunctionScorer, load_scorer
 from hotcold.sampling.base import SamplingOptions
 from hotcold.sampling.replay import ReplayRollouts
 from hotcold.sampling.transformers_engine import TransformersSampler
+from hotcold.sandbox.box import check_level
 from hotcold.training.collect import PromptedRollouts, ReplayedRollouts, RolloutSource
 from hotcold.training.dataset import DatasetRows, EncodedDemonstrations
 from hotcold.training.evaluate import Evaluator
@@ -93,7 +95,7 @@ def assemble(config: Config) -> Assembled:
     policy = load_model(config.model, device)
     config = decide_rates(config, algorithm, policy)
     models = line_up(config, algorithm, policy)
-    notes = [*policy.notes, *models.notes, *examples.notes]
+    notes = [*policy.notes, *models.notes, *examples.notes, *sandbox_notes(config)]
     sampler = make_sampler(policy, models)
     truncation = make_truncation(config)
     held = encode(examples.held_out, policy, config, notes) if examples.held_out and scorer is not None else None
@@ -251,6 +253,7 @@ def pick_device(name: str) -> str:
 def make_scorer(config: ScoringSettings) -> FunctionScorer | None:
     if not config.reward:
         return None
+    sandbox_level(config)
     limits = Limits(
         workers=1 if config.reward_workers is None else config.reward_workers,
         timeout=config.reward_timeout,
@@ -262,6 +265,17 @@ def make_scorer(config: ScoringSettings) -> FunctionScorer | None:
     )
     weights = config.reward_weights or [1.0] * len(config.reward)
     return load_scorer(config.reward, weights, limits, config.reward_dialect)
+
+
+def sandbox_level(config: ScoringSettings) -> str | None:
+    """How well programs of the model are shut in here; None where none are run. InputError if that is not enough."""
+    return check_level(config.sandbox.require) if any(map(runs_programs, config.reward)) else None
+
+
+def sandbox_notes(config: ScoringSettings) -> list[str]:
+    level = sandbox_level(config)
+    weaker = "" if level in (None, "strong") else "; docs/rewards.md says what it does not stop"
+    return [] if level is None else [f"the model's programs run in a sandbox of level {level}{weaker}"]
 
 
 def make_sampler(model: LoadedModel, models: Lineup | None = None) -> TransformersSampler:

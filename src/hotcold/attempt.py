@@ -286,6 +286,7 @@ FREE = {  # keys that a continued run may change; models and data are compared b
         "threads",
         "watchdog",
         "allow_changed",
+        "sandbox.require",
     ),
     *("eval.data", "eval.every", "eval.samples", "eval.prompts", "tokens_per_microbatch", "max_memory"),
     "gradient_checkpointing",

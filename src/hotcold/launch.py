@@ -24,6 +24,8 @@ from hotcold.assemble import (
     make_scorer,
     pick_device,
     sampling_options,
+    sandbox_level,
+    sandbox_notes,
     set_threads,
 )
 from hotcold.attempt import Attempt, arithmetic, what_models
@@ -182,6 +184,7 @@ def environment(ready: Assembled) -> dict[str, Any]:
         "model_folder": ready.model.source,
         "model_sha256": ready.model.sha256,
         "data_sha256": ready.data_fingerprint,
+        **({"sandbox": level} if (level := sandbox_level(ready.config)) else {}),
         "reference_sha256": None if ready.models.reference is None else ready.models.reference.sha256,
     }
 
@@ -255,7 +258,7 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     prompts = load_prompts(config.data)[: config.prompts]
     check_columns(scorer, prompts, config.data.path)
     model, config = _load_for(config, device)
-    notes: list[str] = []
+    notes = sandbox_notes(config)
     encoded = encode(prompts, model, config, notes)
     assert scorer is not None
     options = sampling_options(config, EVAL_STREAM)

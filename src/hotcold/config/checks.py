@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from hotcold.algorithms.presets import PRESETS, Preset
 from hotcold.config.keys import WORKERS
 from hotcold.errors import InputError, NotAvailableError
-from hotcold.rewards.base import is_own, runs_in_worker
+from hotcold.rewards.base import is_own, runs_in_worker, runs_programs
 
 if TYPE_CHECKING:
     from hotcold.config.schema import Config, ScoringSettings
@@ -119,6 +119,8 @@ def void_keys(config: Config) -> dict[str, tuple[str, str]]:
 def void_worker_keys(config: ScoringSettings) -> dict[str, tuple[str, str]]:
     """Keys about rewards of the user's own, where there are none, and about workers, where there are none."""
     void = {} if any(map(is_own, config.reward)) else {"reward_dialect": ("reward", "a reward of your own (FILE.py:NAME)")}
+    if not any(map(runs_programs, config.reward)):
+        void |= {"sandbox.require": ("reward", "reward=code")}
     return void | _without_workers(config)
 
 

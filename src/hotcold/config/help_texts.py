@@ -138,6 +138,7 @@ Keys are those of `hotcold train`, with the same defaults, but
 DOCTOR = """\
 hotcold doctor RUN_FOLDER
 hotcold doctor NAME|recipe.yaml|FILE.py:CLASS KEY=VALUE ...
+hotcold doctor REWARD data=FILE
 
 Of a run, finished, killed or still going: what is wrong with it, what most matters first, each on one line with the
 evidence, the steps, the likely cause and the key to set. If it stopped, how it goes on.
@@ -146,11 +147,15 @@ Of a recipe, in about a minute on your model, data and reward: prompts with thei
 what the reward says of the right answer, an empty, a cut and an endless response, how many prompts have scores that
 differ, memory, disk, and the time of a step. It samples what fits into 60 seconds, writes nothing and trains nothing.
 
+Of a reward (FILE.py, FILE.py:NAME, a name), without any model: what it says of the right answer in several forms, of
+empty, cut, repeated, wrong and prompt-echoing responses; whether twice the same; its time; its errors.
+
 Examples
   hotcold doctor runs/NAME
   hotcold doctor runs/NAME --json
   hotcold doctor recipe.yaml
   hotcold doctor grpo model=smollm2 data=prompts.jsonl reward=reward.py
+  hotcold doctor reward.py data=prompts.jsonl
 
 Keys of a recipe are those of `hotcold train`. [problem] needs action, [note] is good to know, [ok] was looked at.
 

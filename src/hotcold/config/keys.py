@@ -29,6 +29,7 @@ REWARD = (
     Key("reward", "-", "FILE.py:NAME, FILE.py (its function `reward` or its only one), or a list"),
     Key("reward_weights", "1 each", "one number for each reward"),
     Key("reward_dialect", "auto", "how rewards of yours are called: auto, plain, trl, verl, openrlhf, verifiers"),
+    Key("sandbox.require", "any", "reward=code: the weakest sandbox it may run in: any, landlock, namespaces, strong"),
 )
 WORKERS = (
     Key("reward_workers", "auto: 1", "processes for rewards in files; 0: they run in this one, and a failure stops it"),

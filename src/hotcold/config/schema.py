@@ -27,10 +27,13 @@ from hotcold.config.checks import (
 )
 from hotcold.config.keys import (
     ALGORITHM_KEYS,
+    DATA,
     EVAL_KEYS,
+    REWARD,
     SAMPLE_KEYS,
     SHORT,
     TRAIN_KEYS,
+    WORKERS,
     Key,
     all_names,
     check_no_group,
@@ -156,12 +159,21 @@ class Settings(BaseModel):
     reasons: dict[str, str] = Field(default_factory=dict, exclude=True, repr=False)
 
 
+class SandboxSettings(BaseModel):
+    """For programs that a model wrote."""
+
+    model_config = _FROZEN
+
+    require: Literal["any", "landlock", "namespaces", "strong"] = "any"
+
+
 class ScoringSettings(Settings):
     """What train and eval share beside that: the rewards, and what their workers may take."""
 
     reward: Rewards = ()
     reward_weights: RewardWeights = None
     reward_dialect: Literal["auto", "plain", "trl", "verl", "openrlhf", "verifiers"] = "auto"  # of the user's own
+    sandbox: SandboxSettings = SandboxSettings()
     reward_workers: Annotated[CountOrZero | None, Auto] = None  # None: 1; 0: rewards in files run in this process too
     reward_timeout: Positive = 60.0  # seconds
     reward_retries: CountOrZero = 1
@@ -319,6 +331,18 @@ def _recipe_of_run(keys: Keys) -> Keys:
 
 def eval_config(tokens: Sequence[str]) -> EvalConfig:
     return _build(EvalConfig, _model_first(tokens), EVAL_KEYS)
+
+
+def reward_config(reward: str, keys: Keys) -> EvalConfig:
+    """A reward and data, and no model."""
+    groups = {"What": tuple(key for key in (*DATA, *REWARD) if key.name not in WITHOUT_MODEL), "Rewards": WORKERS}
+    unknown = {key: given for key, given in keys.items() if key not in _whole_names(groups)}
+    if unknown:
+        raise _unknown(unknown, groups)
+    return _build(EvalConfig, {"model": Given("none"), "reward": Given(reward), **keys}, EVAL_KEYS)
+
+
+WITHOUT_MODEL = ("data.chat", "data.too_long", "reward", "reward_weights")  # keys that say nothing of a reward alone
 
 
 def sample_config(tokens: Sequence[str]) -> SampleConfig:

@@ -75,6 +75,11 @@ def runs_in_worker(reward: object) -> bool:
     return is_own(reward)
 
 
+def runs_programs(reward: object) -> bool:
+    """Whether what a model wrote is run, for which there is a sandbox."""
+    return isinstance(reward, str) and reward.partition("?")[0] == "code"
+
+
 def is_own(reward: object) -> bool:
     """Whether a function of the user's is meant, not a name of ours or an address."""
     if not isinstance(reward, str):
