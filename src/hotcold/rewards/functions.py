@@ -24,8 +24,8 @@ from hotcold.prompts.columns import Prompt
 from hotcold.rewards.base import Scorable, Service
 from hotcold.rewards.code import code
 from hotcold.rewards.dialects import DIALECTS, PLAIN, Column, Dialect, detected, of_items, of_rubric
-from hotcold.rewards.judge import make_judge
 from hotcold.rewards.form import make_format, make_length, make_overlong, make_phrases, make_repetition
+from hotcold.rewards.judge import make_judge
 from hotcold.rewards.mathematics.reward import make_math
 from hotcold.rewards.options import Factory, split_options
 from hotcold.rewards.reasoning_gym_task import score_reasoning_gym
@@ -343,7 +343,8 @@ def _built_in(spec: str) -> RewardFunction:
 
 def _made(function: Callable[..., Any], name: str) -> RewardFunction:
     """A service takes the items themselves."""
-    return RewardFunction(function, name, of_items(function.columns) if isinstance(function, Service) else getattr(function, "dialect", PLAIN))
+    own = of_items(function.columns) if isinstance(function, Service) else getattr(function, "dialect", PLAIN)
+    return RewardFunction(function, name, own)
 
 
 def _remote(spec: str) -> RewardFunction:
