@@ -104,7 +104,7 @@ def test_a_score_that_never_comes_is_a_problem_in_the_recipe_before_it_is_one_of
         (("nothing",), "'nothing' is no run's folder, no recipe.yaml and no algorithm."),
         (("grop", "model=model"), 'Did you mean "grpo"?'),
         (("model",), "model is a folder and no run"),
-        (("digits.py", "data=sums.jsonl"), "not available yet"),
+        (("digits.py",), "data is missing"),
         (("missing.yaml",), "missing.yaml"),
         (("rloo", "model=model", "stepz=3"), 'Did you mean "steps"?'),
         (("rloo", "model=nowhere", "data=sums.jsonl", "reward=digits.py"), "nowhere"),

@@ -1,4 +1,4 @@
-"""`hotcold doctor`: a run's folder is examined, a recipe is tried."""
+"""`hotcold doctor`: a run's folder is examined, a recipe or a reward is tried."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hotcold.algorithms.presets import NOT_BUILT, PRESETS
-from hotcold.config.schema import Config, train_config
+from hotcold.config.schema import Config, EvalConfig, reward_config, train_config
 from hotcold.config.sources import Keys, read_arguments
-from hotcold.doctor import preflight, run
+from hotcold.doctor import preflight, reward, run
 from hotcold.doctor.budget import SECONDS, Budget
 from hotcold.doctor.record import is_run
 from hotcold.doctor.report import Report
-from hotcold.errors import InputError, NotAvailableError, did_you_mean
+from hotcold.errors import InputError, did_you_mean
+from hotcold.rewards.functions import BUILT_IN
 
 Say = Callable[[str], None]
 
@@ -29,6 +30,8 @@ def doctor(tokens: Sequence[str], as_json: bool, echo: Say, say: Say = lambda _:
 def examined(tokens: Sequence[str], say: Say, seconds: float = SECONDS) -> Report:
     budget = Budget(seconds, time.perf_counter())
     words, keys = read_arguments(tokens)
+    if words and _is_reward(words[0], keys):
+        return reward.examine(_reward_config(words, keys), say, budget)
     folder = _run_folder(words, keys)
     return preflight.examine(_config(tokens, words, keys, say), say, budget) if folder is None else run.examine(folder)
 
@@ -53,13 +56,9 @@ def _config(tokens: Sequence[str], words: Sequence[str], keys: Keys, say: Say) -
     word = words[0] if words else None
     if word is None and not keys:
         raise InputError(
-            "doctor of what? Give a run's folder, or a recipe:\n"
-            "hotcold doctor runs/NAME\nhotcold doctor recipe.yaml\n"
+            "doctor of what? Give a run's folder, a recipe, or a reward:\n"
+            "hotcold doctor runs/NAME\nhotcold doctor recipe.yaml\nhotcold doctor reward.py data=prompts.jsonl\n"
             "hotcold doctor grpo model=smollm2 data=prompts.jsonl reward=reward.py"
-        )
-    if word is not None and word.endswith(".py") and "model" not in keys:
-        raise NotAvailableError(
-            "hotcold doctor REWARD.py is not available yet; a whole recipe, with model, data and reward=REWARD.py, is."
         )
     if word is not None and not _is_recipe(word):
         raise _unknown(word)
@@ -67,6 +66,22 @@ def _config(tokens: Sequence[str], words: Sequence[str], keys: Keys, say: Say) -
     for warning in config.warnings:
         say(f"warning: {warning}")
     return config
+
+
+def _is_reward(word: str, keys: Keys) -> bool:
+    """A file stands for its reward unless a model is given: then it may be an algorithm."""
+    if word in PRESETS or "model" in keys or "reward" in keys or Path(word).is_dir():
+        return False
+    named = word.partition("?")[0] in BUILT_IN
+    return named or word.startswith(("http://", "https://")) or word.endswith(".py") or ".py:" in word
+
+
+def _reward_config(words: Sequence[str], keys: Keys) -> EvalConfig:
+    if len(words) > 1:
+        raise InputError(
+            f"{words[1]!r} is not understood. After the reward, write KEY=VALUE, as in data=prompts.jsonl."
+        )
+    return reward_config(words[0], keys)
 
 
 def _is_recipe(word: str) -> bool:
