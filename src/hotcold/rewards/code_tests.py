@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotcold.rewards.code_blocks import close, names_called
-from hotcold.sandbox.programs import HOME_OF, MODULES, is_test
+from hotcold.sandbox.programs import is_test, modules_used
 
 COLUMNS = ("tests", "test", "asserts", "test_list", "input_output")
 
@@ -39,7 +39,7 @@ class Call:
 
     @property
     def wanted(self) -> frozenset[str]:
-        return frozenset({self.name} if self.name else _foreign(names_called(self.expression)))
+        return frozenset({self.name} if self.name else _foreign(self.expression))
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class Asserts:
 
     @property
     def wanted(self) -> frozenset[str]:
-        return frozenset(_foreign(names_called(self.source)))
+        return frozenset(_foreign(self.source))
 
 
 Test = InputOutput | Call | Asserts
 
 
-def _foreign(names: set[str]) -> set[str]:
+def _foreign(source: str) -> set[str]:
     """What only the program can have defined."""
-    return names - set(dir(builtins)) - set(MODULES) - set(HOME_OF)
+    return names_called(source) - set(dir(builtins)) - modules_used(ast.parse(source))
 
 
 def tests_of(columns: Mapping[str, Any]) -> list[Test]:
@@ -69,6 +69,8 @@ def tests_of(columns: Mapping[str, Any]) -> list[Test]:
             found += _read(value, name, columns.get("entry_point"))
     if not found:
         raise Unusable("there is no test")
+    if any(isinstance(test, (Call, Asserts)) and not test.wanted for test in found):
+        raise Unusable("a test uses nothing that the program could define: every program would pass it")
     return found
 
 

@@ -422,8 +422,6 @@ def become(box: Box, job: dict[str, Any], descriptors: tuple[int, ...]) -> None:
     drop(box)
     restore()
     programs.run(job)
-    programs._flush()
-    os._exit(0)
 
 
 def limit(setup: dict[str, Any], job: dict[str, Any]) -> None:

@@ -7,12 +7,15 @@ ever where the program is, and no object of the program is where the verdict is 
 from __future__ import annotations
 
 import ast
+import atexit
 import builtins
 import importlib
 import io
 import json
 import os
 import sys
+import threading
+import traceback
 import types
 from typing import Any
 
@@ -50,6 +53,13 @@ def read_names(tree: ast.AST) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
+def modules_used(tree: ast.AST) -> set[str]:
+    """Modules of the standard library, written as in math.sqrt: a program may be asked for a `bisect` of its own."""
+    used = {n.value.id for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
+    called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    return (used - called) & MODULES
+
+
 def forgotten_imports(names: set[str]) -> dict[str, Any]:
     """Modules and names of the standard library that programs are often written without an import of (C18)."""
     found: dict[str, Any] = {name: importlib.import_module(name) for name in names.intersection(MODULES)}
@@ -59,29 +69,39 @@ def forgotten_imports(names: set[str]) -> dict[str, Any]:
 
 
 def _loaded(source: str, name: str) -> dict[str, Any]:
-    """The program's names after it ran. It is `__main__` to itself, as pickle and dataclasses want."""
+    """What the program has defined when it has run. It is `__main__` to itself, as pickle and dataclasses want."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     if name != "__main__":
         sys.modules[name] = module
     sys.argv = ["program.py"]
     tree = ast.parse(source, "program.py")
-    module.__dict__.update({"__name__": name, **forgotten_imports(read_names(tree))})
+    lent = forgotten_imports(read_names(tree))
+    module.__dict__.update({"__name__": name, **lent})
     exec(compile(tree, "program.py", "exec"), module.__dict__)
-    return module.__dict__
+    return {key: value for key, value in module.__dict__.items() if key not in lent or value is not lent[key]}
 
 
 def _script(job: dict[str, Any]) -> None:
+    code = 0
     try:
         _loaded(job["source"], "__main__")
-    except SystemExit:
-        raise
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException as error:
-        import traceback
-
+        code = 1
         sys.stderr.write("".join(traceback.format_exception_only(error)))
+    _finish()
+    os._exit(code & 255)
+
+
+def _finish() -> None:
+    """What an interpreter does at its end: threads are waited for, and what is to be done at exit is done."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    finally:
         _flush()
-        os._exit(1)
 
 
 def _flush() -> None:
@@ -331,7 +351,7 @@ def _tests(job: dict[str, Any]) -> None:
     line = Line()
     tree = ast.parse(job["source"], "tests")
     names = read_names(tree)
-    space: dict[str, Any] = {"__name__": "tests", **forgotten_imports(names)}
+    space: dict[str, Any] = {"__name__": "tests", **forgotten_imports(modules_used(tree))}
     asking = Asking(line)
     for name in asking.ask("names", wanted=sorted(names - set(space) - set(dir(builtins)))):
         if name in names and name not in space and not hasattr(builtins, name):
