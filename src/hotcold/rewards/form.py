@@ -16,12 +16,17 @@ def make_format(tags: list[str] = ["think", "answer"], opened: bool = False) -> 
     """
     if not tags or len({*tags}) < len(tags) or not all(re.fullmatch(r"\w+", tag) for tag in tags):
         raise ValueError("tags: names like [think, answer] are needed, each once")
-    inside = rf"((?:(?!</?(?:{'|'.join(tags)})>).)*\S(?:(?!</?(?:{'|'.join(tags)})>).)*)"
-    parts = [("" if opened and n == 0 else f"<{tag}>") + inside + f"</{tag}>" for n, tag in enumerate(tags)]
-    whole = re.compile(r"\s*" + r"\s*".join(parts) + r"\s*", re.DOTALL)
+    wanted = [sign for tag in tags for sign in (f"<{tag}>", f"</{tag}>")]
+    cut = re.compile(rf"(</?(?:{'|'.join(tags)})>)")
 
     def has_format(completion: str) -> float:
-        return float(whole.fullmatch(completion) is not None)
+        pieces = cut.split(wanted[0] + completion if opened else completion)
+        outside, inside = pieces[0::4], pieces[2::4]
+        return float(
+            pieces[1::2] == wanted
+            and not any(text.strip() for text in outside)
+            and all(text.strip() for text in inside)
+        )
 
     return has_format
 
