@@ -220,6 +220,19 @@ def test_c08_what_a_form_needs_is_looked_for_before_the_run(tmp_path: Path) -> N
         check_columns_of_rows(load_reward(write(tmp_path, OPENRLHF, "two.py")), some)
 
 
+def test_a_column_that_the_form_of_another_trainer_would_hide_is_told_with_the_way_out(tmp_path: Path) -> None:
+    reward = load_reward(write(tmp_path, "def f(completion, state): return state"))
+    with pytest.raises(InputError, match=r'(?s)never see the column "state".*, or set reward_dialect=plain'):
+        reward.check({"state"})
+    load_reward(str(tmp_path / "theirs.py"), "plain").check({"state"})
+
+
+def test_a_trainer_state_may_be_asked_with_a_default(tmp_path: Path) -> None:
+    text = "def f(completions, trainer_state, **kwargs): return [getattr(trainer_state, 'global_step', 3)] * 2"
+    scores = FunctionScorer([load_reward(write(tmp_path, text))], [1.0]).score(items("messages", "x", "y"))
+    assert [score.total for score in scores] == [3.0, 3.0]
+
+
 WRONG = {
     "trainer_state": (
         "def f(completions, trainer_state, **kwargs): return [trainer_state.global_step] * len(completions)",

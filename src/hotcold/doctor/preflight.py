@@ -46,6 +46,8 @@ def examine(config: Config, say: Say, budget: Budget) -> Report:
     """Writes nothing and changes no parameter. What no time is left for is said."""
     say("loading model and data")
     ready = assemble(_impatient(config))
+    if ready.scorer is not None:
+        ready.scorer.listen(say, lambda text: None)
     try:
         return _report(ready.config, list(_found(ready, say, budget)), budget)
     finally:

@@ -78,9 +78,7 @@ class Unknown:
     """TRL's state of its trainer. It may be asked for and left alone; what it holds is not known to a reward here."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise RewardError(f"trainer_state.{name} is not known to a reward here. Make the reward do without it.")
+        raise AttributeError(f"trainer_state.{name} is not known to a reward here. Make the reward do without it.")
 
 
 def _not_kept(*args: Any, **kwargs: Any) -> None:

@@ -95,10 +95,12 @@ class Needs:
         return not {*columns}.isdisjoint(self.alternatives(name))
 
     def _check_hidden(self, columns: Iterable[str]) -> None:
+        plain = {*PLAIN.one, *PLAIN.many, *READ_IDS}
         for name in sorted({*self.ours} & {*columns}):
+            hint = "" if name in plain else ", or set reward_dialect=plain"
             raise InputError(
                 f'reward "{self.name}" would never see the column "{name}" of the data: the argument of that name '
-                "is always that of the response at hand.\nRename the column."
+                f"is always that of the response at hand.\nRename the column{hint}."
             )
 
 
@@ -374,7 +376,9 @@ def _from_file(path: Path, name: str | None, dialect: str) -> RewardFunction:
     module = import_file(path)
     found = getattr(module, name or "rubric", None)
     if is_rubric(found) and (name or not hasattr(module, "reward")):
-        return _of_rubric(found, name or "rubric")
+        made = _of_rubric(found, name or "rubric")
+        made.file = str(path)
+        return made
     function = pick_function(module, path, name, "reward")
     return RewardFunction(function, name, dialect)
 

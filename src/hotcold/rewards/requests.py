@@ -150,7 +150,7 @@ class Client:
                 response = connection.getresponse()
                 said = response.read(MOST + 1)
                 if response.length and len(said) <= MOST:
-                    raise Failed("an answer that breaks off")
+                    raise OSError("the answer breaks off")
                 return self._read(response.status, response.getheader("Retry-After"), said)
             finally:
                 with self._lock:
