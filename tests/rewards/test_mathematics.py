@@ -237,5 +237,27 @@ def test_c05_a_comparison_that_never_ends_is_ended_wherever_it_is_called(
     assert place(TooSlow(str(tmp_path / "slow.py"))) == [1.0, None]
 
 
+NOTED = """
+class Judge:
+    note = "math-verify is not installed"
+    def __call__(self, completion):
+        return 1.0
+"""
+
+
+def test_what_is_not_compared_is_said_once_wherever_the_reward_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(symbolic, "is_installed", lambda: False)
+    (tmp_path / "noted.py").write_text(NOTED, encoding="utf-8")
+    here = load_scorer(["math", "math?answer=boxed"], [1.0, 1.0], Limits(workers=0))
+    there = load_scorer([f"{tmp_path / 'noted.py'}:Judge"], [1.0], Limits())
+    said: list[str] = []
+    for scorer in (here, there):
+        scorer.listen(said.append, lambda text: None)
+        scorer.close()
+    assert len(said) == 2 and "pip install 'hotcold[math]'" in said[0] and said[1] == "math-verify is not installed"
+
+
 def test_in_this_process_it_needs_no_signal() -> None:
     assert in_thread(lambda: is_right(r"\log_8 2", r"\frac13", Rules())) is True

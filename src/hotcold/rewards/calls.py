@@ -29,6 +29,12 @@ def parts_here(
     ]
 
 
+def note_of(function: object) -> str:
+    """What a reward has to say to the user once, before it scores."""
+    note = getattr(function, "note", None) or getattr(getattr(function, "function", None), "note", None)
+    return note if isinstance(note, str) else ""
+
+
 def chunks(per_batch: bool, items: Sequence[Scorable]) -> list[Sequence[Scorable]]:
     """The items of each call."""
     return [items] if per_batch else [[item] for item in items]

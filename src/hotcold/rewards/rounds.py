@@ -35,6 +35,7 @@ class WorkerFunction:
     needs: Needs
     file: str | None
     is_async: bool
+    note: str = ""  # for the user, once
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hotcold.errors import InputError, RewardError
 from hotcold.rewards.base import LARGEST, Scorable, Score, Service, runs_in_worker
-from hotcold.rewards.calls import parts_here
+from hotcold.rewards.calls import note_of, parts_here
 from hotcold.rewards.failures import Limits
 from hotcold.rewards.functions import Reward, RewardFunction, load_reward
 from hotcold.rewards.rounds import WorkerFunction
@@ -64,6 +64,9 @@ class FunctionScorer:
 
         `folder`: of the run.
         """
+        for note in dict.fromkeys(map(note_of, self.functions)):
+            if note:
+                tell(note)
         for service in self._services:
             service.listen(tell, beat, folder)
         if self._workers is not None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from hotcold.errors import InputError, RewardError
 from hotcold.rewards.base import Scorable
-from hotcold.rewards.calls import MAX_CONCURRENT, awaited, call, chunks
+from hotcold.rewards.calls import MAX_CONCURRENT, awaited, call, chunks, note_of
 from hotcold.rewards.functions import RewardFunction, load_reward
 from hotcold.rewards.scores import part, rows, values_of
 from hotcold.rewards.wire import OUT_OF_MEMORY, line_of, restored_item
@@ -196,7 +196,13 @@ def described(function: RewardFunction) -> dict[str, Any]:
         getattr(function.function, "__call__", None)  # noqa: B004
     )
     digest = hashlib.sha256(Path(function.file).read_bytes()).hexdigest() if function.file else ""
-    return {**vars(function.needs), "file": function.file, "is_async": is_async, "digest": digest}
+    return {
+        **vars(function.needs),
+        "file": function.file,
+        "is_async": is_async,
+        "digest": digest,
+        "note": note_of(function),
+    }
 
 
 def die_with(parent: int) -> None:

@@ -190,7 +190,7 @@ def _function(spec: str, number: int, found: dict[str, Any]) -> WorkerFunction:
     instead = tuple((argument, tuple(columns)) for argument, columns in found["instead"])
     columns, ours, always = (tuple(found[key]) for key in ("columns", "ours", "always"))
     needs = Needs(found["name"], found["per_batch"], columns, ours, instead, always)
-    return WorkerFunction(spec, number, needs, found["file"], found["is_async"])
+    return WorkerFunction(spec, number, needs, found["file"], found["is_async"], found["note"])
 
 
 def _better(before: Answer, after: Answer) -> Answer:
