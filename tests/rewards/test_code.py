@@ -217,6 +217,12 @@ def test_asserts_run_apart_from_the_program_and_ask_it_for_values(source: str) -
     assert code(timeout=5)([PROGRAM], test=[source]) == [float(ASSERTS[source])]
 
 
+def test_asserts_that_hand_over_a_function_give_no_score_but_not_because_the_program_returned_one() -> None:
+    given = ["assert apply(lambda x: x + 1, 2) == 3", "assert f(f(2)) == 8"]
+    programs = ["def apply(g, x):\n    return g(x)\n", "def f(x):\n    return lambda: x\n"]
+    assert code(timeout=5)(programs, test=given) == [None, 0.0]
+
+
 def test_partial_credit_is_the_share_of_tests() -> None:
     half = "def f(x):\n    return 4\n"
     calls = [{"call": f"f({x})", "expected": 2 * x} for x in range(4)]

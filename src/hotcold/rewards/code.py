@@ -126,7 +126,7 @@ def _call_is_right(session: Session, test: Call, limit: float, tolerance: float)
 
 def _asserted(boxes: Boxes, program: str, test: Asserts) -> list[bool]:
     nonce, limit = secrets.token_hex(16), boxes.limits.seconds
-    verdict: list[bool] = []
+    verdict: list[bool] | None = []
     with (
         boxes.one() as box,
         boxes.one() as other,
@@ -134,11 +134,13 @@ def _asserted(boxes: Boxes, program: str, test: Asserts) -> list[bool]:
         other.session("tests", test.source, limit, nonce=nonce) as tester,
     ):
         verdict = _carried(subject, tester, nonce, time.monotonic() + limit)
+    if verdict is None:
+        raise Unusable("the tests hand the program what cannot leave their own process")
     return verdict if len(verdict) == test.count else [False] * test.count
 
 
-def _carried(subject: Session, tester: Session, nonce: str, end: float) -> list[bool]:
-    """Questions to the program, answers to the tests, until these tell the verdict. Nothing is read in between."""
+def _carried(subject: Session, tester: Session, nonce: str, end: float) -> list[bool] | None:
+    """Questions to the program, answers to the tests, until these tell the verdict; None: they have none."""
 
     def left() -> float:
         return max(0.01, end - time.monotonic())
@@ -148,8 +150,8 @@ def _carried(subject: Session, tester: Session, nonce: str, end: float) -> list[
     while (question := tester.listen(left())) is not None:
         message = parsed(question)
         if "verdict" in message:
-            is_whole = message.get("nonce") == nonce and isinstance(message["verdict"], list)
-            return [one is True for one in message["verdict"]] if is_whole else []
+            verdict = message["verdict"] if message.get("nonce") == nonce else []
+            return None if verdict is None else [one is True for one in verdict]
         subject.tell(question, left())
         if (answer := subject.listen(left())) is None:
             return []
@@ -205,9 +207,9 @@ def _score(boxes: Boxes, completion: str, row: dict[str, Any], partial: bool, to
     """None: the row's tests are unusable, which is not the program's fault."""
     try:
         tests = tests_of(row)
+        wanted = frozenset[str]().union(*(test.wanted for test in tests))
+        program = program_of(completion, wanted)
+        found = passed(boxes, program, tests, tolerance, all_of=not partial)
     except Unusable:
         return None
-    wanted = frozenset[str]().union(*(test.wanted for test in tests))
-    program = program_of(completion, wanted)
-    found = passed(boxes, program, tests, tolerance, all_of=not partial)
     return sum(found) / len(found) if partial else float(all(found))

@@ -17,6 +17,7 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Callable
 from typing import Any
 
 from hotcold.sandbox.values import decode, encode
@@ -229,6 +230,7 @@ class Asking:
 
     def __init__(self, line: Line) -> None:
         self._line = line
+        self.is_unusable = False  # the test hands over what cannot leave its process
 
     def ask(self, do: str, may: str = "", **what: Any) -> Any:
         self._line.send({"do": do, "with": what, "may": may})
@@ -242,12 +244,22 @@ class Asking:
         return decode(value)
 
     def call(self, may: str, args: tuple[Any, ...], kwargs: dict[str, Any], **what: Any) -> Any:
-        told = [encode(arg, _reference) for arg in args]
-        named = {key: encode(value, _reference) for key, value in kwargs.items()}
-        result = self.ask("call", may, args=told, kwargs=named, **what)
+        result = self.ask("call", may, **self.told(args, kwargs), **what)
         if isinstance(result, dict) and CHANGED in result:
             return _write_back(args, result[CHANGED])
         return result
+
+    def told(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {"args": [self.one(arg) for arg in args], "kwargs": {key: self.one(arg) for key, arg in kwargs.items()}}
+
+    def one(self, value: Any) -> Any:
+        return encode(value, self._refer)
+
+    def _refer(self, value: Any) -> Any:
+        if isinstance(value, Object):
+            return {"object": object.__getattribute__(value, "_number")}
+        self.is_unusable |= not isinstance(value, Function)  # which the program chose to return
+        raise TypeError(f"an argument of type {type(value).__name__} cannot be handed to the program")
 
 
 def _exception(name: str) -> type[Exception]:
@@ -266,12 +278,6 @@ def _write_back(args: tuple[Any, ...], changed: Any) -> None:
             arg.update(now)
 
 
-def _reference(value: Any) -> Any:
-    if isinstance(value, Object):
-        return {"object": object.__getattribute__(value, "_number")}
-    raise TypeError(f"an argument of type {type(value).__name__} cannot be handed to the program")
-
-
 class Named:
     """A function or class of the program. Only what is named like a class may give an object that is no value."""
 
@@ -283,8 +289,18 @@ class Named:
         result = self._asking.call(may, args, kwargs, name=self._name)
         if isinstance(result, Object) and may == "function":
             number = object.__getattribute__(result, "_number")
-            return lambda *a, **k: self._asking.call("", a, k, object=number)
+            return Function(lambda *a, **k: self._asking.call("", a, k, object=number))
         return result
+
+
+class Function:
+    """A function or method that the program returned. It can be called for a value, and nothing else."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
 
 
 class Object:
@@ -300,15 +316,10 @@ class Object:
         found = self._do("get", name=name)
         if "is" in found:
             return found["is"]
-        return lambda *args, **kwargs: self._do(
-            "method",
-            name=name,
-            args=[encode(arg, _reference) for arg in args],
-            kwargs={k: encode(v, _reference) for k, v in kwargs.items()},
-        )
+        return Function(lambda *args, **kwargs: self._do("method", name=name, **self._asking.told(args, kwargs)))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._do("set", name=name, value=encode(value, _reference))
+        self._do("set", name=name, value=self._asking.one(value))
 
     def _do(self, do: str, **what: Any) -> Any:
         return self._asking.ask(do, object=self._number, **what)
@@ -329,10 +340,10 @@ class Object:
         return iter(self._do("builtin", name="iter"))
 
     def __getitem__(self, key: Any) -> Any:
-        return self._do("item", key=encode(key, _reference))
+        return self._do("item", key=self._asking.one(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._do("set_item", key=encode(key, _reference), value=encode(value, _reference))
+        self._do("set_item", key=self._asking.one(key), value=self._asking.one(value))
 
     def __contains__(self, value: Any) -> bool:
         return value in list(self)
@@ -356,7 +367,8 @@ def _tests(job: dict[str, Any]) -> None:
     for name in asking.ask("names", wanted=sorted(names - set(space) - set(dir(builtins)))):
         if name in names and name not in space and not hasattr(builtins, name):
             space[name] = Named(asking, name)
-    line.send({"nonce": job["nonce"], "verdict": _passed(tree.body, space)})
+    verdict = _passed(tree.body, space)
+    line.send({"nonce": job["nonce"], "verdict": None if asking.is_unusable else verdict})
 
 
 def _passed(statements: list[ast.stmt], space: dict[str, Any]) -> list[bool]:
