@@ -102,6 +102,10 @@ def summary(outcomes: list[Outcome], alive: bool, deadline: float) -> str:
     return f"| {len(outcomes)} | {false} | {escapes} | {late} | {slowest:.2f} | {'yes' if alive else 'NO'} |"
 
 
+def told(outcome: Outcome) -> str:
+    return "; ".join(sorted(set(outcome.escapes))).replace(SOURCES, "...")
+
+
 def report(
     found: dict[str, tuple[list[Outcome], bool]],
     cost: dict[str, dict[str, float]],
@@ -123,10 +127,7 @@ def report(
     for level, (outcomes, _) in found.items():
         lines += ["", f"## What {level} lets through", ""]
         gaps = [one for one in outcomes if not one.is_held]
-        lines += [
-            f"- `{one.name}`: {'PASSED; ' * one.has_passed}{'; '.join(sorted(set(one.escapes))).replace(SOURCES, '...')}"
-            for one in gaps
-        ]
+        lines += [f"- `{one.name}`: {'PASSED; ' * one.has_passed}{told(one)}" for one in gaps]
         lines += [] if gaps else ["Nothing of the battery."]
     kinds = list(next(iter(cost.values())))
     lines += [
