@@ -170,6 +170,15 @@ def test_a_rubric_is_the_weighted_sum_of_its_functions_and_hands_them_its_object
     assert [s.total for s in in_a_worker(f"{file}:rubric").score(batch)] == [1.0, 0.5, 1.0, 0.5]
 
 
+@pytest.mark.parametrize("form", ["verl", "verl batch", "openrlhf"])
+def test_c09_the_truth_is_the_librarys_own_column_also_beside_an_answer(form: str, tmp_path: Path) -> None:
+    row = {"prompt": "say x", "reward_model": {"ground_truth": "x"}, "label": "x", "answer": "it is x", **ROW}
+    prompt = make_prompts([row])[0]
+    batch = [Scorable(prompt.content, text, (), (), prompt.columns, row=0) for text in ("x", "it is x")]
+    scores = FunctionScorer([load_reward(write(tmp_path, FORMS[form]))], [1.0]).score(batch)
+    assert [score.total for score in scores] == [1.0, 0.0]
+
+
 PLAIN_FORMS = [
     "def f(completions): return [float(isinstance(c, str)) for c in completions]",
     "def f(prompts, completions, answer): return [float(isinstance(c, str)) for c in completions]",
