@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotcold.rewards.code import Boxes, passed
+from hotcold.rewards.code_blocks import same_output
 from hotcold.rewards.code_tests import Test, tests_of
-from hotcold.sandbox.box import SOURCES
+from hotcold.sandbox.box import SOURCES, Ended
 
 FOLDER = Path(__file__).with_name("hostile_programs")
 CANARY = Path("/tmp/hotcold_canary")  # a secret of the machine's
@@ -56,18 +57,24 @@ def attack(boxes: Boxes, name: str) -> Outcome:
     text = (FOLDER / f"{name}.py").read_text(encoding="utf-8").replace("@SOURCES@", SOURCES)
     kind = text.split("\n", 1)[0].removeprefix("# ")
     start = time.monotonic()
+    if kind == "io":  # as `passed` does it, with a look at what it printed
+        with boxes.one() as box:
+            ended = box.script(text, "2\n")
+        has_passed = ended.is_well and same_output(ended.out, "4\n")
+        return Outcome(name, has_passed, reported(ended), time.monotonic() - start)
     has_passed = any(passed(boxes, text, tests_for(kind)))
     seconds = time.monotonic() - start
-    return Outcome(name, has_passed, tuple(escapes(boxes, text)) if "ESCAPE" in text else (), seconds)
+    return Outcome(name, has_passed, called(boxes, text) if "ESCAPE" in text else (), seconds)
 
 
-def escapes(boxes: Boxes, text: str) -> list[str]:
-    """What the program reports; one that is asked is called here, too."""
-    if "\ndef f(x)" in text:
-        text += "\nf(2)\n"
+def called(boxes: Boxes, text: str) -> tuple[str, ...]:
+    """What it reports when its function is called in a script, where its output can be seen."""
     with boxes.one() as box:
-        ended = box.script(text, "2\n")
-    return [line for line in ended.out.splitlines() if "ESCAPE" in line]
+        return reported(box.script(f"{text}\nf(2)\n", "2\n"))
+
+
+def reported(ended: Ended) -> tuple[str, ...]:
+    return tuple(line for line in ended.out.splitlines() if "ESCAPE" in line)
 
 
 def tests_for(kind: str) -> list[Test]:
