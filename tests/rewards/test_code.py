@@ -10,7 +10,6 @@ from hotcold.config.schema import EvalConfig, eval_config, train_config
 from hotcold.config.show import flat_values, to_yaml
 from hotcold.errors import InputError
 from hotcold.rewards.base import Scorable
-from hotcold.rewards.code import code
 from hotcold.rewards.code_blocks import program_of, same_output
 from hotcold.rewards.code_tests import Call, Unusable, equal
 from hotcold.rewards.code_tests import tests_of as read_tests
@@ -18,6 +17,7 @@ from hotcold.rewards.functions import load_reward
 from hotcold.rewards.scorer import FunctionScorer
 from hotcold.sandbox import box
 from hotcold.sandbox.box import CannotStart, check_level
+from tests.rewards.scored import scored
 
 DOUBLE = "def f(x):\n    return 2 * x\n"
 READS = "print(2 * int(input()))\n"
@@ -41,6 +41,7 @@ BLOCKS: dict[str, tuple[str, set[str], str]] = {
     "only another language": (fenced("int main() {}\n", language="cpp"), set(), ""),
     "an unclosed fence": ("```python\n" + DOUBLE, {"f"}, DOUBLE),
     "no fence": (DOUBLE, {"f"}, DOUBLE),
+    "names that no block defines": (fenced(DOUBLE, "print(f(3))\n"), {"f", "helper"}, DOUBLE),
     "Windows newlines": (fenced(DOUBLE).replace("\n", "\r\n"), {"f"}, DOUBLE),
     "capital letters": (fenced(DOUBLE, language="Python"), {"f"}, DOUBLE),
     "drafts while thinking": ("<think>" + fenced("def f(x): return 0\n") + "</think>" + DOUBLE, {"f"}, DOUBLE),
@@ -123,8 +124,8 @@ WRONG = {READS: "print(int(input()) + 3)\n", DOUBLE: "def f(x):\n    return x + 
 def test_every_form_of_tests_passes_the_right_program_and_fails_the_wrong_one() -> None:
     columns = sorted({name for row, _ in FORMS for name in row})
     rows = {name: [row.get(name) for row, _ in FORMS] for name in columns}
-    assert code(timeout=5)([fenced(right) for _, right in FORMS], **rows) == [1.0] * len(FORMS)
-    assert code(timeout=5)([fenced(WRONG[right]) for _, right in FORMS], **rows) == [0.0] * len(FORMS)
+    assert scored([fenced(right) for _, right in FORMS], **rows) == [1.0] * len(FORMS)
+    assert scored([fenced(WRONG[right]) for _, right in FORMS], **rows) == [0.0] * len(FORMS)
 
 
 UNUSABLE: list[dict[str, Any]] = [
@@ -146,7 +147,7 @@ UNUSABLE: list[dict[str, Any]] = [
 def test_tests_that_cannot_be_read_give_no_score_and_never_0(row: dict[str, Any]) -> None:
     with pytest.raises(Unusable):
         read_tests(row)
-    assert code()([fenced(DOUBLE)], tests=[row["tests"]]) == [None]
+    assert scored([fenced(DOUBLE)], tests=[row["tests"]]) == [None]
 
 
 def test_inputs_and_outputs_may_be_lists_of_lines() -> None:
@@ -214,13 +215,13 @@ ASSERTS = {
 
 @pytest.mark.parametrize("source", ASSERTS)
 def test_asserts_run_apart_from_the_program_and_ask_it_for_values(source: str) -> None:
-    assert code(timeout=5)([PROGRAM], test=[source]) == [float(ASSERTS[source])]
+    assert scored([PROGRAM], test=[source]) == [float(ASSERTS[source])]
 
 
 def test_asserts_that_hand_over_a_function_give_no_score_but_not_because_the_program_returned_one() -> None:
     given = ["assert apply(lambda x: x + 1, 2) == 3", "assert f(f(2)) == 8"]
     programs = ["def apply(g, x):\n    return g(x)\n", "def f(x):\n    return lambda: x\n"]
-    assert code(timeout=5)(programs, test=given) == [None, 0.0]
+    assert scored(programs, test=given) == [None, 0.0]
 
 
 def test_partial_credit_is_the_share_of_tests() -> None:
@@ -228,33 +229,33 @@ def test_partial_credit_is_the_share_of_tests() -> None:
     calls = [{"call": f"f({x})", "expected": 2 * x} for x in range(4)]
     asserts = "assert f(2) == 4\nassert f(1) == 2\nassert f(0) == 4\nassert f(3) == 4"
     given: list[Any] = [calls, asserts, [{"input": "", "output": "4"}, {"input": "", "output": "5"}]]
-    assert code(partial=True)([half, half, "print(4)"], tests=given) == [0.25, 0.75, 0.5]
-    assert code()([half, half, "print(4)"], tests=given) == [0.0, 0.0, 0.0]
+    assert scored([half, half, "print(4)"], partial=True, tests=given) == [0.25, 0.75, 0.5]
+    assert scored([half, half, "print(4)"], tests=given) == [0.0, 0.0, 0.0]
 
 
 def test_a_missing_import_of_the_standard_library_is_no_mistake() -> None:
     """C18"""
     program = "def f(x: List[int]) -> Optional[int]:\n    return Counter(x).most_common(1)[0][0] + math.floor(0.5)\n"
-    assert code()([program], tests=[[{"call": "f([3, 3, 1])", "expected": 3}]]) == [1.0]
+    assert scored([program], tests=[[{"call": "f([3, 3, 1])", "expected": 3}]]) == [1.0]
 
 
 def test_right_output_after_which_the_program_fails_is_not_right() -> None:
     ways = ["raise ValueError", "import os\nos._exit(3)", "import sys\nsys.exit('no')", "import sys\nsys.exit(0)", ""]
     given: list[Any] = [[{"input": "", "output": "4"}]] * len(ways)
-    assert code()([f"print(4, flush=True)\n{way}" for way in ways], tests=given) == [0.0, 0.0, 0.0, 1.0, 1.0]
+    assert scored([f"print(4, flush=True)\n{way}" for way in ways], tests=given) == [0.0, 0.0, 0.0, 1.0, 1.0]
 
 
 def test_large_inputs_and_outputs_pass_through() -> None:
     given = "7 " * 300_000
-    assert code()(["print(len(input().split()))"], tests=[[{"input": given, "output": "300000"}]]) == [1.0]
-    assert code()(["print('x' * 900_000)"], tests=[[{"input": "", "output": "x" * 900_000}]]) == [1.0]
+    assert scored(["print(len(input().split()))"], tests=[[{"input": given, "output": "300000"}]]) == [1.0]
+    assert scored(["print('x' * 900_000)"], tests=[[{"input": "", "output": "x" * 900_000}]]) == [1.0]
 
 
 def test_a_name_of_the_standard_library_counts_only_where_the_program_defines_it() -> None:
     given: list[Any] = ["assert gcd(4, 6) == 2", [{"call": "gcd(4, 6)", "expected": 2}]] * 3
     own, none, named = "def gcd(a, b):\n    return a if b == 0 else gcd(b, a % b)\n", "pass\n", "x = gcd(4, 2)\n"
-    assert code()([own, own, none, none, named, named], tests=given) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
-    assert code()(["def bisect(a, x):\n    return 0\n"], tests=["assert bisect([1], 1) == 0"]) == [1.0]
+    assert scored([own, own, none, none, named, named], tests=given) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert scored(["def bisect(a, x):\n    return 0\n"], tests=["assert bisect([1], 1) == 0"]) == [1.0]
 
 
 # ---- options and keys
@@ -287,7 +288,7 @@ def test_it_is_a_reward_like_any_other() -> None:
 
 def test_data_without_tests_is_an_error_that_names_the_columns() -> None:
     scorer = FunctionScorer([load_reward("code")], [1.0])
-    with pytest.raises(InputError, match="tests, test, asserts, test_list, input_output"):
+    with pytest.raises(InputError, match=r"tests.*\(test or asserts or test_list or input_output would do\)"):
         scorer.score([item(DOUBLE, answer="4")])
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from hotcold.config.schema import train_config
-from hotcold.rewards.code import code
+from tests.rewards.scored import scored
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SOLUTIONS = """
@@ -49,8 +49,8 @@ def test_every_task_has_a_solution_that_passes_and_another_does_not() -> None:
     right = [f"```python\ndef {head}:\n    return {solutions[head.split('(')[0]]}\n```" for head in heads]
     wrong = [f"```python\ndef {head}:\n    return None\n```" for head in heads]
     tests = [row["tests"] for row in rows]
-    assert code()(right, tests=tests) == [1.0] * 30
-    assert code()(wrong, tests=tests) == [0.0] * 30
+    assert scored(right, tests=tests) == [1.0] * 30
+    assert scored(wrong, tests=tests) == [0.0] * 30
 
 
 def test_the_recipe_is_read() -> None:

@@ -1,15 +1,17 @@
 """Programs that want a score without earning it, or harm, at the best level of this machine."""
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hotcold.rewards.code import Boxes
-from hotcold.sandbox.box import Box, Limits, best_level, interpreter, refusal
+from hotcold.rewards.code import Boxes, passed
+from hotcold.sandbox.box import LEVELS, SOURCES, Box, Limits, best_level, interpreter, refusal
 from hotcold.sandbox.launch import FIRST_UID
-from tests.rewards.hostile import Outcome, attack, is_alive, names, place_secrets
+from tests.rewards.hostile import RIGHT, Outcome, attack, is_alive, names, place_secrets
+from tests.rewards.hostile import tests_for as of_kind
 
 DEADLINE = 1.0
 
@@ -91,3 +93,41 @@ def test_each_level_that_the_machine_has_runs_right_programs_and_fails_wrong_one
         assert is_alive(made)
         for name in ("equals_everything", "forges_verdict", "exit_0", "busy_wait", "signals_to_parent"):
             assert not attack(made, name).has_passed, name
+
+
+AS_ANOTHER = """
+from hotcold.rewards.code import Boxes, passed
+from hotcold.rewards.code_tests import tests_of
+from hotcold.sandbox.box import Limits, best_level
+with Boxes(Limits(seconds=1.0)) as boxes:
+    tests = tests_of({"tests": "assert f(2) == 4"})
+    print(best_level(), passed(boxes, "def f(x): return 4", tests), passed(boxes, "def f(x): return 5", tests))
+"""
+
+
+def test_a_user_without_rights_has_a_sandbox_too() -> None:
+    python = "/usr/bin/python3"  # ours may lie where only root can read it
+    command = [python, "-P", "-c", f"import sys; sys.path.insert(0, {SOURCES!r})\n{AS_ANOTHER}"]
+    if os.geteuid() != 0:
+        pytest.skip("the tests run as a user without rights already")
+    if subprocess.run([*command[:3], f"import os; os.listdir({SOURCES!r})"], user=64123, group=64123).returncode:
+        pytest.skip("another user cannot read a Python and this package")
+    done = subprocess.run(command, user=64123, group=64123, extra_groups=[], capture_output=True, text=True)
+    level, _, verdicts = done.stdout.strip().partition(" ")
+    assert level in LEVELS and verdicts == "[True] [False]", done.stderr
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_a_sandbox_that_ended_while_it_was_idle_is_replaced(kind: str) -> None:
+    with Boxes(Limits(seconds=5.0)) as made:
+        with made.one() as idle:
+            idle._process.kill()
+        assert all(passed(made, RIGHT[kind], of_kind(kind)))
+
+
+def test_a_set_is_printed_in_the_same_order_in_every_sandbox() -> None:
+    outputs = set()
+    for _ in range(3):
+        with Box() as box:
+            outputs.add(box.script("print({'a', 'b', 'c', 'd', 'e', 'f'}, hash('a'))").out)
+    assert len(outputs) == 1

@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from hotcold.errors import InputError
+from hotcold.rewards.base import Scorable
 from hotcold.rewards.code_blocks import program_of, same_output
 from hotcold.rewards.code_tests import COLUMNS, Asserts, Call, InputOutput, Test, Unusable, same_value, tests_of
+from hotcold.rewards.dialects import Column, of_items
 from hotcold.sandbox.box import Box, Limits, Lost, Session, parsed
 from hotcold.sandbox.values import decode, encode
 
@@ -96,17 +98,31 @@ def _output_is_right(boxes: Boxes, program: str, test: InputOutput, tolerance: f
 
 
 def _called(boxes: Boxes, program: str, tests: Sequence[Call], tolerance: float, all_of: bool) -> list[bool]:
-    """All in one process of the program, in their order."""
+    """In their order and in one process of the program; after a call that ended it, in a new one."""
+    found: list[bool] = []
+    may_be_lost = True  # a sandbox that does not answer may be the machine's fault once
+    while len(found) < len(tests) and (not all_of or all(found)):
+        some, is_lost = _called_in_one(boxes, program, tests[len(found) :], tolerance, all_of)
+        found += some
+        if not some and not (is_lost and may_be_lost):
+            break
+        may_be_lost = may_be_lost and not is_lost
+    return found + [False] * (len(tests) - len(found))
+
+
+def _called_in_one(
+    boxes: Boxes, program: str, tests: Sequence[Call], tolerance: float, all_of: bool
+) -> tuple[list[bool], bool]:
+    """Results up to the first that ends the process, and whether the sandbox was lost."""
     found: list[bool] = []
     limit = boxes.limits.seconds
     with boxes.one() as box, box.session("functions", program, limit * (len(tests) + 1)) as session:
-        if session.listen(limit) is None:
-            return found
-        for test in tests:
-            found.append(_call_is_right(session, test, limit, tolerance))
-            if session.ended or (all_of and not found[-1]):
-                break
-    return found
+        if session.listen(limit) is not None:
+            for test in tests:
+                found.append(_call_is_right(session, test, limit, tolerance))
+                if session.ended or (all_of and not found[-1]):
+                    break
+    return found, session.is_lost
 
 
 def _call_is_right(session: Session, test: Call, limit: float, tolerance: float) -> bool:
@@ -125,6 +141,17 @@ def _call_is_right(session: Session, test: Call, limit: float, tolerance: float)
 
 
 def _asserted(boxes: Boxes, program: str, test: Asserts) -> list[bool]:
+    for _ in range(2):
+        verdict, is_lost = _verdict(boxes, program, test)
+        if not is_lost:
+            break
+    if verdict is None:
+        raise Unusable("the tests hand the program what cannot leave their own process")
+    return verdict if len(verdict) == test.count else [False] * test.count
+
+
+def _verdict(boxes: Boxes, program: str, test: Asserts) -> tuple[list[bool] | None, bool]:
+    """What the tests say, and whether a sandbox was lost."""
     nonce, limit = secrets.token_hex(16), boxes.limits.seconds
     verdict: list[bool] | None = []
     with (
@@ -134,9 +161,7 @@ def _asserted(boxes: Boxes, program: str, test: Asserts) -> list[bool]:
         other.session("tests", test.source, limit, nonce=nonce) as tester,
     ):
         verdict = _carried(subject, tester, nonce, time.monotonic() + limit)
-    if verdict is None:
-        raise Unusable("the tests hand the program what cannot leave their own process")
-    return verdict if len(verdict) == test.count else [False] * test.count
+    return verdict, subject.is_lost or tester.is_lost
 
 
 def _carried(subject: Session, tester: Session, nonce: str, end: float) -> list[bool] | None:
@@ -162,9 +187,60 @@ def _carried(subject: Session, tester: Session, nonce: str, end: float) -> list[
 # ---- the reward
 
 
-def code(
-    partial: bool = False, timeout: float = 6.0, memory: int = 512, tolerance: float = 0.0
-) -> Callable[..., list[float | None]]:
+class CodeReward:
+    """Its sandboxes stay between calls. Their processes end with the threads that started them, so these stay too."""
+
+    columns: tuple[str, ...] = ()  # any of COLUMNS, as the dialect says
+
+    def __init__(self, limits: Limits, partial: bool, tolerance: float) -> None:
+        self._boxes, self._partial, self._tolerance = Boxes(limits), partial, tolerance
+        self._pool: ThreadPoolExecutor | None = None
+        self._tell: Callable[[str], None] = lambda text: None
+        self._beat: Callable[[str], None] = lambda stage: None
+        self._is_told = False
+        self.dialect = replace(of_items(()), many_columns={"tests": Column(COLUMNS)})
+
+    def __call__(self, items: Sequence[Scorable], tests: Sequence[Any]) -> list[float | None]:
+        """`tests` stands for the columns of which one must be there."""
+        self._pool = self._pool or ThreadPoolExecutor(SLOTS)
+        scores: list[float | None] = []
+        for item, found in zip(items, self._pool.map(self._score, items), strict=True):
+            self._beat("scoring programs")
+            if isinstance(found, Unusable):  # which is not the program's fault
+                self._say_once(f"reward=code gives row {item.row} of the data no score: {found}; others are not named")
+            scores.append(None if isinstance(found, Unusable) else found)
+        return scores
+
+    def listen(self, tell: Callable[[str], None], beat: Callable[[str], None], folder: Path | None) -> None:
+        self._tell, self._beat = tell, beat
+
+    def take_counts(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+        self._boxes.close()
+
+    def _score(self, item: Scorable) -> float | Unusable:
+        """In a thread of the pool."""
+        try:
+            tests = tests_of(item.columns)
+            wanted = frozenset[str]().union(*(test.wanted for test in tests))
+            program = program_of(item.completion, wanted)
+            found = passed(self._boxes, program, tests, self._tolerance, all_of=not self._partial)
+        except Unusable as error:
+            return error
+        return sum(found) / len(found) if self._partial else float(all(found))
+
+    def _say_once(self, text: str) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._tell(text)
+
+
+def code(partial: bool = False, timeout: float = 6.0, memory: int = 512, tolerance: float = 0.0) -> CodeReward:
     """`partial`: the share of tests as the score. `timeout`: seconds a test. `memory`: MB. `tolerance`: of numbers."""
     if not 0 < timeout <= 3600:
         raise ValueError("timeout is a number of seconds above 0, at most 3600")
@@ -172,44 +248,4 @@ def code(
         raise ValueError("memory is a number of MB, at least 64: Python alone takes about 30")
     if not 0 <= tolerance < 1:
         raise ValueError("tolerance is a number from 0 to below 1, as in 1e-6")
-    limits = Limits(seconds=timeout, memory=memory * 10**6)
-
-    def reward(
-        completions: list[str],
-        tests: Any = None,
-        test: Any = None,
-        asserts: Any = None,
-        test_list: Any = None,
-        input_output: Any = None,
-        entry_point: Any = None,
-    ) -> list[float | None]:
-        given = (tests, test, asserts, test_list, input_output)
-        columns = {name: values for name, values in zip(COLUMNS, given, strict=True) if values is not None}
-        if not columns:
-            raise InputError(
-                f"reward=code needs tests, in a column of the data of one of the names {', '.join(COLUMNS)}."
-            )
-        if entry_point is not None:
-            columns["entry_point"] = entry_point
-        rows = [{name: values[number] for name, values in columns.items()} for number in range(len(completions))]
-        with Boxes(limits) as boxes, ThreadPoolExecutor(SLOTS) as pool:
-
-            def score(completion: str, row: dict[str, Any]) -> float | None:
-                return _score(boxes, completion, row, partial, tolerance)
-
-            return list(pool.map(score, completions, rows))
-
-    reward.__name__ = "code"
-    return reward
-
-
-def _score(boxes: Boxes, completion: str, row: dict[str, Any], partial: bool, tolerance: float) -> float | None:
-    """None: the row's tests are unusable, which is not the program's fault."""
-    try:
-        tests = tests_of(row)
-        wanted = frozenset[str]().union(*(test.wanted for test in tests))
-        program = program_of(completion, wanted)
-        found = passed(boxes, program, tests, tolerance, all_of=not partial)
-    except Unusable:
-        return None
-    return sum(found) / len(found) if partial else float(all(found))
+    return CodeReward(Limits(seconds=timeout, memory=memory * 10**6), partial, tolerance)

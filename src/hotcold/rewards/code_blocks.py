@@ -23,9 +23,9 @@ class Block:
 def program_of(response: str, wanted: Collection[str] = ()) -> str:
     """The program in a response.
 
-    Of the Python blocks (without any, of those that name no language) it is the last that defines what the tests call;
-    where they call nothing, the last that reads input; else the last. An unclosed block reaches to the end. Without a
-    block the whole response is the program. What stands before a closing think tag does not count.
+    Of the Python blocks (without any, of those that name no language) it is the one that defines most of what the tests
+    call; where they call nothing, one that reads input; among equals the last. An unclosed block reaches to the end.
+    Without a block the whole response is the program. What stands before a closing think tag does not count.
     """
     text = response.replace("\r\n", "\n").replace("\r", "\n").rpartition(THOUGHT)[2]
     found = blocks(text)
@@ -33,8 +33,8 @@ def program_of(response: str, wanted: Collection[str] = ()) -> str:
     programs = named or [block.text for block in found if not block.language]
     if not programs:
         return "" if found else text
-    fits = [program for program in programs if _defines(program, wanted) if wanted or _reads(program)]
-    return (fits or programs)[-1]
+    fits = [_fit(program, wanted) for program in programs]
+    return next(program for program, fit in zip(reversed(programs), reversed(fits), strict=True) if fit == max(fits))
 
 
 def blocks(text: str) -> list[Block]:
@@ -53,11 +53,13 @@ def blocks(text: str) -> list[Block]:
     return [*found, Block(language, textwrap.dedent("\n".join(lines)))] if fence else found
 
 
-def _defines(program: str, wanted: Collection[str]) -> bool:
-    """All the names, or the class that puzzles put a function into."""
+def _fit(program: str, wanted: Collection[str]) -> int:
+    """How many of the names it defines, at any depth: puzzles put functions into a class."""
+    if not wanted:
+        return int(_reads(program))
     defined = set(re.findall(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", program, re.MULTILINE))
-    defined |= set(re.findall(r"^(\w+)[ \t]*(?::[^=\n]+)?=", program, re.MULTILINE))
-    return defined.issuperset(wanted)
+    defined |= set(re.findall(r"^(\w+)[ \t]*(?::[^=\n]+)?=(?!=)", program, re.MULTILINE))
+    return len(defined.intersection(wanted))
 
 
 def _reads(program: str) -> bool:

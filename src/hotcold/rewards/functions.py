@@ -345,7 +345,7 @@ def _built_in(spec: str) -> RewardFunction:
 
 def _made(function: Callable[..., Any], name: str) -> RewardFunction:
     """A service takes the items themselves."""
-    own = of_items(function.columns) if isinstance(function, Service) else getattr(function, "dialect", PLAIN)
+    own = getattr(function, "dialect", None) or (of_items(function.columns) if isinstance(function, Service) else PLAIN)
     return RewardFunction(function, name, own)
 
 

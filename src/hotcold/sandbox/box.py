@@ -72,11 +72,11 @@ class Box:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            [self._python, "-I", "-S", "-c", COMMAND, SOURCES],
+            [self._python, "-P", "-s", "-S", "-c", COMMAND, SOURCES],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={},
+            env={"PYTHONHASHSEED": "0"},  # the same program prints the same set in the same order
             cwd="/",
             start_new_session=True,
         )
@@ -130,6 +130,9 @@ class Box:
         job = {"kind": kind, "source": source, "seconds": self.limits.seconds, "in_all": in_all, **more}
         try:
             self._send(job)
+        except Lost:
+            session.ended = self._replaced()
+        try:
             yield session
         except Lost:
             session.ended = self._replaced()
@@ -142,9 +145,9 @@ class Box:
         return Ended("lost")
 
     def _ended(self, seconds: float) -> Ended:
-        message = self._receive(seconds + self.grace)
-        if "ended" not in message:
-            raise Lost
+        end = time.monotonic() + seconds + self.grace
+        while "ended" not in (message := self._receive(end - time.monotonic())):
+            pass  # a script that writes where only functions answer
         return Ended(str(message["ended"]), str(message["out"]), str(message["err"]))
 
     def _send(self, message: dict[str, Any], seconds: float = 5.0) -> None:
@@ -190,11 +193,18 @@ class Session:
         self._box = box
         self.ended: Ended | None = None
 
+    @property
+    def is_lost(self) -> bool:
+        return self.ended is not None and self.ended.how == "lost"
+
     def tell(self, line: str, seconds: float) -> None:
-        self._box._send({"line": line, "seconds": seconds})
+        if self.ended is None:
+            self._box._send({"line": line, "seconds": seconds})
 
     def listen(self, seconds: float) -> str | None:
         """The next line that the program says; None: it has ended, see `ended`."""
+        if self.ended is not None:
+            return None
         message = self._box._receive(seconds + self._box.grace)
         if "ended" in message:
             self.ended = Ended(str(message["ended"]), str(message["out"]), str(message["err"]))
@@ -224,7 +234,9 @@ def interpreter() -> str:
 def readable(python: str) -> list[str]:
     """What an interpreter needs to be seen, beside the system."""
     if python == interpreter():
-        return sorted({sys.base_prefix, sys.base_exec_prefix, sysconfig.get_path("stdlib"), python})
+        return sorted(
+            map(os.path.realpath, {sys.base_prefix, sys.base_exec_prefix, sysconfig.get_path("stdlib"), python})
+        )
     return [str(Path(python).parents[1])]
 
 

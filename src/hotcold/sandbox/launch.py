@@ -255,21 +255,18 @@ class Box:
                     os.kill(int(name), signal.SIGKILL)
 
     def memory(self) -> int:
-        """Bytes that all processes inside hold for themselves; where it cannot be seen, 0."""
+        """Bytes that all processes inside hold, files apart; where it cannot be seen, 0."""
         if self._proc < 0:
             return 0
-        pages = 0
-        for name in filter(str.isdigit, os.listdir(self._proc)):
-            if name == "1":
-                continue
-            with suppress(OSError, ValueError, IndexError):
-                file = os.open(f"{name}/statm", os.O_RDONLY, dir_fd=self._proc)
-                try:
-                    words = os.read(file, 200).split()
-                finally:
-                    os.close(file)
-                pages += int(words[1]) - int(words[2])
-        return pages * resource.getpagesize()
+        return sum(self._held(name) for name in os.listdir(self._proc) if name.isdigit() and name != "1")
+
+    def _held(self, name: str) -> int:
+        try:
+            with open(os.open(f"{name}/status", os.O_RDONLY, dir_fd=self._proc), "rb") as file:
+                words = [line.split() for line in file if line.startswith((b"RssAnon:", b"RssShmem:"))]
+        except OSError:  # it has just ended
+            return 0
+        return sum(int(kilobytes) * 1024 for _, kilobytes, _ in words)
 
 
 class Running:
