@@ -4,11 +4,13 @@ import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from hotcold.config.schema import Config
 from hotcold.errors import InputError, RewardError
 from hotcold.prompts import make_prompts
 from hotcold.rewards.base import Scorable
@@ -316,3 +318,14 @@ def test_a_run_with_one_reward_of_each_form_on_messages(here: Path) -> None:
         names = ("f", "compute_score", "reward_func", "f_2")
         assert {row[f"rewards/{name}/mean"] for name in names} == {sum(right) / len(right)}
     assert num_right > 0
+
+
+def test_a_rubric_may_be_given_from_python() -> None:
+    def right(completion: Any, answer: str) -> float:
+        return float(completion == answer)
+
+    rubric = SimpleNamespace(funcs=[right], weights=[2.0])
+    config = Config.from_keys(model="m", data="d.jsonl", reward=rubric, algorithm="rloo")
+    assert config.reward == (rubric,)
+    scores = load_scorer(config.reward, [1.0], Limits()).score(items("text", "x", "x"))
+    assert [score.total for score in scores] == [2.0, 0.0]

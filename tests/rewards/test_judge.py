@@ -263,16 +263,46 @@ def test_retry_after_is_honoured_as_a_number_and_as_a_date(local: Local) -> None
         start = time.monotonic()
         assert totals(judge(local), items("good")) == [1.0]
         assert time.monotonic() - start >= 0.95
-    local.behave = once((429, {"Retry_After": "86400"}, b""))  # nobody waits for a day
-    assert totals(judge(local, "canaries=false&max_failures=1"), items("good")) == [None]
+    scorer = judge(local, "canaries=false&max_failures=1")
+    local.behave = lambda content: (
+        honest(content) if response_in(content) == "good" else (429, {"Retry_After": "86400"}, b"")
+    )
+    assert totals(scorer, items("good", "late")) == [1.0, None]  # nobody waits for a day
 
 
-def test_a_server_that_stays_down_stops_the_run_with_the_cause(local: Local) -> None:
-    local.behave = lambda content: (503, {}, b"no memory")
+def test_a_server_that_goes_down_stops_the_run_with_the_cause(local: Local) -> None:
     scorer = judge(local, "canaries=false&retries=1")
+    assert totals(scorer, items("good")) == [1.0]
+    local.behave = lambda content: (503, {}, b"no memory")
     with pytest.raises(RewardError, match=r"(?s)8 of 8 responses have no score.*status 503: no memory"):
         totals(scorer, items(*[f"good {number}" for number in range(8)]))
-    assert len(local.asked) == 16
+    assert len(local.asked) == 1 + 2 * 8
+
+
+def test_a_server_that_never_answers_is_not_waited_for_by_every_response(local: Local) -> None:
+    local.behave = lambda content: (503, {}, b"loading")
+    with pytest.raises(RewardError, match=r"(?s)status 503: loading.*It has never answered: is the server up"):
+        totals(judge(local, "retries=2"), items(*[f"good {number}" for number in range(8)]))
+    assert len(local.asked) == 3
+
+
+def test_a_server_that_hangs_later_is_not_waited_for_by_every_response(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "MOST_LATE", 3)
+    scorer = judge(local, "canaries=false&timeout=0.3&retries=0&max_failures=1&concurrency=2")
+    assert totals(scorer, items("good")) == [1.0]
+    release = threading.Event()
+
+    def hang(content: Any) -> Answer:
+        release.wait(20)
+        return honest(content)
+
+    local.behave = hang
+    with pytest.raises(RewardError, match=r"no answer within timeout=0.3 s, 3 times in a row"):
+        totals(scorer, items(*[f"good {number}" for number in range(40)]))
+    release.set()
+    assert len(local.asked) < 10
 
 
 FATAL: dict[str, tuple[Answer, str]] = {
@@ -322,7 +352,8 @@ def test_a_late_answer_is_a_failure_also_where_bytes_keep_coming(local: Local) -
 
     threading.Thread(target=drip, daemon=True).start()
     dripping = Local(honest, url=f"http://127.0.0.1:{drips.getsockname()[1]}")
-    assert totals(judge(dripping, "canaries=false&timeout=0.5&retries=0&max_failures=1"), items("good")) == [None]
+    with pytest.raises(RewardError, match=r"no answer within timeout=0\.5 s"):
+        totals(judge(dripping, "canaries=false&timeout=0.5&retries=0"), items("good"))
     drips.close()
     assert time.monotonic() - start < 15
 
@@ -361,8 +392,10 @@ WRONG = [
     ("judge?url=file:///etc/passwd&model=m", "is no address"),
     ("judge?url=http://127.0.0.1:99999&model=m", "is no address"),
     ("judge?url=http://me:secret@127.0.0.1&model=m", "leave name and password out"),
+    ("judge?url=http://me:secret@127.0.0.1:99999&model=m", "this is no address"),
     ("judge?url=http://127.0.0.1&model=m&key_env=NOT_SET_HERE", "NOT_SET_HERE of the environment is not set"),
     ("judge?url=http://example.com&model=m&key_env=JUDGE_KEY", "unencrypted"),
+    ("judge?url=http://127.0.0.1.example.com&model=m&key_env=JUDGE_KEY", "unencrypted"),
     ("judge?url=http://127.0.0.1&model=m&key_env=BROKEN_KEY", "holds what no key has"),
     ("judge?url=http://127.0.0.1&model=m&temprature=1", "has no option 'temprature'"),
     ("judge?url=http://127.0.0.1&model=m&scale=0", "more than 0"),
@@ -455,6 +488,13 @@ def test_a_judge_that_is_fooled_stops_the_run_with_the_list(name: str, local: Lo
         totals(judge(local, ""), items("good"))
     assert len(str(error.value).splitlines()) <= 5
     assert totals(judge(local), items("good")) is not None  # canaries=false goes on
+
+
+def test_a_judge_that_gives_no_verdict_on_any_canary_stops_the_run_before_it_is_asked_more(local: Local) -> None:
+    local.behave = lambda content: chat("I would rather not say.")
+    with pytest.raises(RewardError, match=r"(?s)no verdict on any of 13 responses.*rather not say"):
+        totals(judge(local, ""), items("good"))
+    assert len(local.asked) == 13
 
 
 def test_a_judge_that_repeats_what_it_was_told_is_no_judge(local: Local) -> None:

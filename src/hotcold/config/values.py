@@ -67,7 +67,7 @@ def _rewards(value: Any) -> Any:
     for reward in rewards:
         if isinstance(reward, str) and reward:
             _no_placeholder(reward)
-        elif not callable(reward):
+        elif not callable(reward) and not hasattr(reward, "funcs"):  # a rubric of verifiers
             raise ValueError("FILE.py:NAME, in Python a function, or a list of these is needed")
     return rewards
 

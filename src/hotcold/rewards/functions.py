@@ -80,10 +80,11 @@ class Needs:
         hint = did_you_mean(missing[0], sorted({*known, *self.always}))
         others = [other for other in self.alternatives(missing[0]) if other != missing[0]]
         stand_in = f" ({' or '.join(others)} would do)" if others else ""
+        ours = f"Always there: {', '.join(self.always)}.\n" if self.always else ""
         raise InputError(
             f'reward "{self.name}" needs {names}, which is no column of the data{stand_in}.{hint}\n'
             f"Columns: {', '.join(sorted(known)) or 'none'}.\n"
-            f"Always there: {', '.join(self.always)}.\n"
+            f"{ours}"
             "Rename the argument, give it a default, or add the column to the data."
         )
 
@@ -138,7 +139,7 @@ class RewardFunction:
         columns = [p.name for p in named if p.default is p.empty and p.name not in known]
         ours = [name for name in self._reserved if self._wants_all or name in {p.name for p in named}]
         instead = tuple((name, self._columns[name].names) for name in columns if name in self._columns)
-        always = (*self._reserved, *self.dialect.whole)
+        always = () if self.dialect.required else (*self._reserved, *self.dialect.whole)
         return Needs(self.name, self.per_batch, (*columns, *self.dialect.required), tuple(ours), instead, always)
 
     def call(self, items: Sequence[Scorable]) -> Any:

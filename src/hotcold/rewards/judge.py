@@ -222,8 +222,11 @@ class Judge:
                 f"fooled, and the policy would learn how.\nThey are: {', '.join(dict.fromkeys(passing))}.\n"
                 "Use a stronger judge or a stricter prompt=FILE; canaries=false goes on all the same."
             )
-        if unanswered := sum(isinstance(part, Failure) for part in found):
-            self.ledger.tell_once(f"judge: {unanswered} of {len(asked)} worthless responses got no verdict")
+        silent = [part for part in found if isinstance(part, Failure)]
+        if len(silent) == len(asked):
+            raise RewardError(f"judge: no verdict on any of {len(asked)} responses that try it.\n{silent[0].text}")
+        if silent:
+            self.ledger.tell_once(f"judge: {len(silent)} of {len(asked)} worthless responses got no verdict")
 
     def _canaries(self, items: Sequence[Scorable]) -> Iterator[tuple[str, Scorable]]:
         prompts = list({item.row: item for item in items}.values())[:CANARY_PROMPTS]

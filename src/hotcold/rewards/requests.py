@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -21,8 +22,8 @@ from hotcold.errors import InputError, RewardError
 PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before the second try; it doubles up to the longest
 PATIENCE = 120.0  # seconds that a server may ask us to wait
 MOST = 10**7  # bytes of an answer
+MOST_LATE = 16  # requests in a row without an answer in time, before the run stops
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
-LOCAL = ("localhost", "::1")
 
 
 class Failed(Exception):
@@ -43,7 +44,10 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        return self.host in LOCAL or self.host.startswith("127.")
+        try:
+            return self.host == "localhost" or ip_address(self.host).is_loopback
+        except ValueError:  # a name, which may be anybody's: 127.0.0.1.example.com
+            return False
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -52,13 +56,14 @@ class Address:
 
 def address_of(url: str, what: str) -> Address:
     """`what` is given: "reward=judge?url=..."."""
+    shown = "this" if "@" in url else repr(url)  # a password may stand in it
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise InputError(f"{what}: {url!r} is no address ({error}). Write http://HOST:PORT/PATH.") from None
+        raise InputError(f"{what}: {shown} is no address ({error}). Write http://HOST:PORT/PATH.") from None
     if parts.scheme not in ("http", "https") or not host or not url.isascii() or any(c <= " " for c in url):
-        raise InputError(f"{what}: {url!r} is no address. Write http://HOST:PORT/PATH.")
+        raise InputError(f"{what}: {shown} is no address. Write http://HOST:PORT/PATH.")
     if parts.username is not None or parts.password is not None:
         raise InputError(f"{what}: leave name and password out of the address; key_env=NAME names a variable.")
     return Address(parts.scheme, host, port, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
@@ -89,23 +94,39 @@ class Client:
         self._random = random.Random()  # not the run's: pauses change nothing that is trained
         self._stop, self._lock = threading.Event(), threading.Lock()
         self._open: set[socket.socket] = set()
+        self._has_answered, self._late = False, 0  # ever; requests in a row that were late
 
     def ask_all(self, contents: Sequence[Any]) -> list[Any]:
         """The answer to each, or Failed. One that no second try repairs ends it with RewardError."""
         self._stop.clear()
         pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix="reward")
+        alone = 0 if self._has_answered else 1
         try:
-            return [self._told(future.result()) for future in [pool.submit(self._ask, c) for c in contents]]
+            found = [self._first(content) for content in contents[:alone]]
+            futures = [pool.submit(self._ask, content) for content in contents[alone:]]
+            return found + [self._told(future.result()) for future in futures]
         except BaseException:
             self._abandon()
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
+    def _first(self, content: Any) -> Any:
+        """The first request of all goes alone: where it fails, nobody waits for the others."""
+        answer = self._told(self._ask(content))
+        if isinstance(answer, Failed):
+            raise RewardError(f"{self.address}: {answer}.\nIt has never answered: is the server up, the address right?")
+        self._has_answered = True
+        return answer
+
     def _told(self, answer: Any) -> Any:
         self.beat("scoring")
+        is_late = isinstance(answer, Failed) and answer.kind == "timeout"
+        self._late = self._late + 1 if is_late else 0
         if isinstance(answer, Failed) and not answer.again:
             raise RewardError(f"{self.address}: {answer}")
+        if self._late >= MOST_LATE:
+            raise RewardError(f"{self.address}: {answer}, {self._late} times in a row.")
         return answer
 
     def _abandon(self) -> None:
@@ -125,6 +146,8 @@ class Client:
                 last = failed
             pause = min(LONGEST_PAUSE, PAUSE * 2**number) * self._random.uniform(0.5, 1.0)
             pause = max(pause, last.after or 0.0)
+            if last.kind == "timeout" and number and not self._has_answered:
+                break
             if not last.again or number == self.retries or pause > PATIENCE or self._stop.wait(pause):
                 break
         return last
