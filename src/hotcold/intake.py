@@ -26,12 +26,15 @@ from hotcold.prompts import (
     make_prompts,
     read_rows,
 )
-from hotcold.rewards.functions import check_columns_of_rows
+from hotcold.rewards.form import Format
+from hotcold.rewards.functions import check_columns_of_rows, load_reward
 from hotcold.rewards.scorer import FunctionScorer
 from hotcold.sampling.replay import ReplayRollouts
 from hotcold.training.collect import kept, step_batch
 from hotcold.training.dataset import EncodedDemonstrations, encode_demonstrations
 from hotcold.training.truncation import Truncation
+
+END = 16  # tokens in which a tag may stand
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,7 @@ def encode(prompts: Sequence[Prompt], model: LoadedModel, settings: Settings, no
     ids = [encode_prompt(model.tokenizer, p.content, chat, where=f"row {p.index}") for p in prompts]
     if chat is None and any(isinstance(p.content, str) for p in prompts) and has_template(model.tokenizer):
         notes.append("prompts are plain text and the model has a chat template: chat=true wraps them in it")
+    notes += [note for note in _misfits(settings, model.tokenizer, ids[0]) if note not in notes]
     if model.context_length is None:
         return EncodedPrompts(prompts, ids)
     fitting = fit_prompts(ids, model.context_length - 1, settings.data.too_long, rows=[p.index for p in prompts])
@@ -166,6 +170,14 @@ def encode(prompts: Sequence[Prompt], model: LoadedModel, settings: Settings, no
             f"{dropped} prompts leave no room in the context of {model.context_length} tokens and were dropped"
         )
     return EncodedPrompts([prompts[i] for i in fitting], [ids[i] for i in fitting])
+
+
+def _misfits(settings: Settings, tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Rewards for format that no response to this prompt could have."""
+    specs = [spec for spec in getattr(settings, "reward", ()) if str(spec).partition("?")[0] == "format"]
+    formats = [load_reward(spec).function for spec in specs]
+    end = tokenizer.decode(list(ids[-END:]), skip_special_tokens=False) if formats else ""
+    return [one.misfit(end) for one in formats if isinstance(one, Format) and one.misfit(end)]
 
 
 def encode_rows(demonstrations: Sequence[Demonstration], model: LoadedModel, config: Config) -> EncodedDemonstrations:

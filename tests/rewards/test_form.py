@@ -1,9 +1,15 @@
 """Rewards for how a response is written: format, length, overlong, repetition, phrases."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from hotcold import intake
 from hotcold.errors import InputError
+from hotcold.prompts.columns import Prompt
 from hotcold.rewards.base import Scorable
+from hotcold.rewards.form import Format
 from hotcold.rewards.functions import load_reward
 from hotcold.rewards.scorer import FunctionScorer
 
@@ -45,6 +51,14 @@ BLOCK = "```\n<think>r</think><answer>4</answer>\n```"
 )
 def test_c14_a_format_is_each_tag_once_around_something(completion: str, opened: int, whole: int) -> None:
     assert (score("format?opened=true", completion), score("format", completion)) == (opened, whole)
+
+
+def test_a_format_that_does_not_fit_what_the_template_writes_is_said() -> None:
+    whole, opened = (load_reward(spec).function for spec in ("format", "format?opened=true"))
+    assert isinstance(whole, Format) and isinstance(opened, Format)
+    assert "use 'format?opened=true'" in whole.misfit("<|assistant|>\n<think>\n")
+    assert "every response scores 0" in opened.misfit("<|assistant|>\n")
+    assert not whole.misfit("<|assistant|>\n") and not opened.misfit("<|assistant|>\n<think>")
 
 
 def test_a_format_may_have_other_tags_and_an_endless_response_takes_no_time() -> None:
@@ -103,3 +117,15 @@ def test_each_counts_what_it_says(spec: str, completion: str, tokens: int, value
 def test_an_option_out_of_range_is_an_error(spec: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_reward(spec)
+
+
+def test_c14_a_run_says_at_the_start_that_its_template_has_opened_the_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "encode_prompt", lambda *given, **named: (1, 2))
+    monkeypatch.setattr(intake, "has_template", lambda tokenizer: False)
+    tokenizer = SimpleNamespace(decode=lambda ids, **named: "<|assistant|><think>\n")
+    model: Any = SimpleNamespace(tokenizer=tokenizer, context_length=None)
+    settings: Any = SimpleNamespace(reward=("exact", "format", "format?opened=true"), data=SimpleNamespace(chat=None))
+    notes: list[str] = []
+    for _ in range(2):  # prompts to train on, and held-out ones
+        intake.encode([Prompt(0, "q", {})], model, settings, notes)
+    assert len(notes) == 1 and notes[0].startswith("the prompt ends in <think>")

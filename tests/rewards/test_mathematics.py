@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from fractions import Fraction
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,9 @@ def test_without_math_verify_a_verdict_is_the_same_or_there_is_none(name: str, m
     for row in table(name):
         said = score(boxed(row[2]), gold=row[1])
         assert said in (SAID[row[3]], None), row
-    undecided = [row[2] for row in table("answers") if score(boxed(row[2]), gold=row[1]) != SAID[row[3]]]
-    assert undecided == ["5 sin", r"\frac{5}"]  # not known to be nonsense
+    undecided = [row[0] for row in table("answers") if score(boxed(row[2]), gold=row[1]) != SAID[row[3]]]
+    # wrong ones, which are not known to be nonsense: "5 sin", "72 < sin x", ...
+    assert undecided == ["unit.47", "hostile.19", *(f"more.{n}" for n in (37, 38, 40, 41, 44, 49))]
 
 
 def test_the_documentation_counts_the_rows_and_the_false_negatives() -> None:
@@ -175,9 +177,14 @@ def in_threads(work: Callable[[], Any]) -> Any:
     return results[0]
 
 
+@cache
+def pool() -> ProcessPoolExecutor:
+    """Its process takes seconds to start."""
+    return ProcessPoolExecutor(1, get_context("spawn"))
+
+
 def in_process(work: Callable[[], Any]) -> Any:
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(work).result(60)
+    return pool().submit(work).result(60)
 
 
 def in_loop(work: Callable[[], Any]) -> Any:

@@ -9,26 +9,37 @@ from typing import Literal
 Unit = Literal["tokens", "words", "characters"]
 
 
-def make_format(tags: list[str] = ["think", "answer"], opened: bool = False) -> Callable[[str], float]:  # noqa: B006
+class Format:
     """1 where each tag opens and closes once, in this order, around something, and nothing stands between or beside.
 
     `opened`: the chat template has written the first opening tag, which the response then must not write again.
     """
+
+    def __init__(self, tags: Sequence[str], opened: bool) -> None:
+        self.opened = opened
+        self.signs = [sign for tag in tags for sign in (f"<{tag}>", f"</{tag}>")]
+        self._cut = re.compile(rf"(</?(?:{'|'.join(tags)})>)")
+
+    def __call__(self, completion: str) -> float:
+        pieces = self._cut.split(self.signs[0] + completion if self.opened else completion)
+        outside, inside = pieces[0::4], pieces[2::4]
+        is_empty = [not text.strip() for text in (*outside, *inside)]
+        return float(pieces[1::2] == self.signs and is_empty == [True] * len(outside) + [False] * len(inside))
+
+    def misfit(self, prompt: str) -> str:
+        """What to change where the prompt, as the model sees it, and `opened` do not agree; else nothing."""
+        first = self.signs[0]
+        if prompt.rstrip().endswith(first) == self.opened:
+            return ""
+        if self.opened:
+            return f"reward=format has opened=true, but the prompt does not end in {first}: every response scores 0"
+        return f"the prompt ends in {first}, so every response scores 0 with reward=format: use 'format?opened=true'"
+
+
+def make_format(tags: list[str] = ["think", "answer"], opened: bool = False) -> Format:  # noqa: B006
     if not tags or len({*tags}) < len(tags) or not all(re.fullmatch(r"\w+", tag) for tag in tags):
         raise ValueError("tags: names like [think, answer] are needed, each once")
-    wanted = [sign for tag in tags for sign in (f"<{tag}>", f"</{tag}>")]
-    cut = re.compile(rf"(</?(?:{'|'.join(tags)})>)")
-
-    def has_format(completion: str) -> float:
-        pieces = cut.split(wanted[0] + completion if opened else completion)
-        outside, inside = pieces[0::4], pieces[2::4]
-        return float(
-            pieces[1::2] == wanted
-            and not any(text.strip() for text in outside)
-            and all(text.strip() for text in inside)
-        )
-
-    return has_format
+    return Format(tags, opened)
 
 
 def make_length(target: int, width: int | None = None, unit: Unit = "tokens") -> Callable[[str, list[int]], float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -11,12 +11,15 @@ from typing import Literal
 from hotcold.rewards.mathematics.clean import clean
 from hotcold.rewards.mathematics.expressions import LONGEST, read_value
 from hotcold.rewards.mathematics.sums import Refused, TooLarge, Unreadable, Value, number
-from hotcold.rewards.mathematics.units import differ, without_unit
+from hotcold.rewards.mathematics.units import NO_UNIT, differ, without_unit
 
 OPEN, CLOSE = "([{", ")]}"
 EMPTY = frozenset({r"\emptyset", r"\{\}", "{}", r"\{ \}"})
+ALL = frozenset({r"\mathbb{R}", r"\mathbb R", r"\R", r"\Reals", "all real numbers", "all reals"})
 WORDS = re.compile(r"[A-Za-z][A-Za-z'.-]*(?: [A-Za-z'.-]+){0,4}")
-CHOICE = re.compile(r"\(?([A-J])[).:](?: (?!.*\b[A-J][).:]).*)?|\(([a-jA-J])\)|([A-J])")
+NAMED = re.compile(r"[A-Za-z]{3,}(?: [A-Za-z\d]+){1,3}")  # June 20
+IS_WORD = re.compile(r"[A-Za-z]{3}|^[A-Za-z]{2}$")  # ab-c is no word
+CHOICE = re.compile(r"\(?([A-J])[).:](?: (?!.*\b[A-J][).:])(?!.*\b(?:or|and) \(?[A-J]\b).*)?|\(([a-jA-J])\)|([A-J])")
 BASE = re.compile(r"(\w+)_\s*\{?\s*(\d+)\s*\}?")
 TIME = re.compile(r"\d+(?:: ?\d+)+(?: ?[aApP]\.?[mM]\.?)?")
 SPLIT = re.compile(r",\s*(?:and|or)\b|;\s*(?:and|or)\b|[,;]|\band\b|\bor\b")
@@ -70,11 +73,10 @@ class Rules:
 
 def read(text: str, rules: Rules, most_words: int = 5) -> Answer:
     """The answer that the text is; Unreadable where it is in no language of ours."""
-    plain = clean(text)
-    if not plain:
-        raise Unreadable("nothing")
-    if len(plain) > LONGEST:
+    if len(text) > LONGEST:
         raise TooLarge("a long answer")
+    if not (plain := clean(text)):
+        raise Unreadable("nothing")
     return _read(plain, rules, most_words)
 
 
@@ -84,6 +86,8 @@ def _read(text: str, rules: Rules, most_words: int = 5) -> Answer:
         raise Refused("what an answer is not")
     if text in EMPTY:
         return Group("set", ())
+    if text in ALL:
+        return _read(r"(-\infty,\infty)", rules)
     if choice := CHOICE.fullmatch(text):
         return Words((choice[1] or choice[2] or choice[3]).upper())
     if matrix := MATRIX.fullmatch(text):
@@ -107,8 +111,10 @@ def _read(text: str, rules: Rules, most_words: int = 5) -> Answer:
 
 
 def _single(text: str, rules: Rules, most_words: int) -> Answer:
-    if WORDS.fullmatch(text) and re.search(r"[A-Za-z]{2}", text) and text not in ("pi", "infinity", "sqrt"):
+    if WORDS.fullmatch(text) and IS_WORD.search(text) and text not in ("pi", "infinity", "sqrt"):
         return Words(text.casefold().strip("."))
+    if NAMED.fullmatch(text) and not any(word.lower() in NO_UNIT for word in text.split()):
+        return Words(text.casefold())
     if TIME.fullmatch(text):
         return Words(re.sub(r"[ .]", "", text.casefold()))
     if based := BASE.fullmatch(text):
@@ -145,7 +151,7 @@ def _bracketed(text: str, rules: Rules) -> Group | None:
         return None
     parts = _split(inside, re.compile(r"[,;]"))
     if is_set or (text[0] == "{" and len(parts) > 1):
-        return Group("set", tuple(_read(part, rules) for part in parts))
+        return Group("set", _flat(_read(part, rules) for part in parts))
     if len(parts) < 2 or text[0] == "{" or text[-1] == "}":
         return None
     items = tuple(_read(part, rules) for part in parts)
@@ -177,7 +183,15 @@ def _list(parts: Sequence[str], rules: Rules) -> Group:
             return Group(
                 "list", tuple(Quantity(item.value) for item in items if isinstance(item, Equation) and item.value)
             )
-    return Group("list", tuple(items))
+    return Group("list", _flat(items))
+
+
+def _flat(items: Iterable[Answer]) -> tuple[Answer, ...]:
+    """1, \\pm 2 are three."""
+    found: list[Answer] = []
+    for item in items:
+        found += item.items if isinstance(item, Group) and item.kind == "list" else [item]
+    return tuple(found)
 
 
 def _both_signs(text: str, rules: Rules) -> Group:
@@ -271,14 +285,14 @@ def same(gold: Answer, answer: Answer, rules: Rules) -> bool:
         return _same_groups(gold, answer, rules)
     if isinstance(gold, Words) and isinstance(answer, Words):
         return gold.text == answer.text
-    return _is_choice(gold, answer)
+    return _is_its_element(gold, answer, rules)
 
 
-def _is_choice(gold: Answer, answer: Answer) -> bool:
+def _is_its_element(gold: Answer, answer: Answer, rules: Rules) -> bool:
     """A set of one is its element; nothing else differs in kind and is the same."""
     for one, other in ((gold, answer), (answer, gold)):
         if isinstance(one, Group) and one.kind == "set" and len(one.items) == 1 and not isinstance(other, Group):
-            return same(one.items[0], other, Rules())
+            return same(one.items[0], other, rules)
     return False
 
 

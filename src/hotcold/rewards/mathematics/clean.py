@@ -24,7 +24,7 @@ NAMES = {
 }  # fmt: skip
 GONE = re.compile(
     r"\\(?:left|right|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|displaystyle|textstyle|limits|nolimits)(?![A-Za-z])"
-    r"|\\!|[$\N{EURO SIGN}\N{POUND SIGN}\N{YEN SIGN}]"
+    r"|\\!|[\N{EURO SIGN}\N{POUND SIGN}\N{YEN SIGN}]"
 )
 SPACE = re.compile(r"\\(?:quad|qquad|space|thinspace|enspace)(?![A-Za-z])|(?<!\\)\\[,;: ]|~")
 FONT = re.compile(
@@ -32,8 +32,9 @@ FONT = re.compile(
     r"\s*\{([^{}]*)\}"
 )
 ONE_LETTER_UNITS = {"m": "meters", "s": "seconds", "g": "grams", "L": "liters", "h": "hours", "l": "liters"}
-COMMA = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
-BLANKS = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d)(?! ?\d)")
+COMMA = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
+PAIR = re.compile(r"(?:,[1-9]\d\d)+")  # (100,200) is a pair, (1,000) a number
+BLANKS = re.compile(r"(?<![\d.,] )(?<![\d.,])[1-9]\d{0,2}(?: \d{3})+(?!\d)(?! ?\d)")
 REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*\{(\d+)\}")
 MIXED = re.compile(
     r"(?<![\w.^/}])(\d+)(?:\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|\s*\\frac\s*(\d)\s*(\d)|\s+(\d+)/(\d+)(?![\w/]))"
@@ -45,24 +46,35 @@ def clean(text: str) -> str:
     for sign, word in SIGNS.items():
         text = text.replace(sign, word)
     is_money = r"\$" in text or text.count("$") == 1
+    text = re.sub(r",\s*\\!\s*(?=\d{3})", ",", text)  # 11,\! 111,\! 100
     text = text.replace(r"\$", "").replace(r"\%", "%").replace(r"\(", "").replace(r"\)", "")
     text = re.sub(r"\\\[|\\\](?![A-Za-z])", "", text)
     text = GONE.sub("", text)
     text = re.sub(r"(?<=\d)\\[,:; ](?=\d{3})", "", text).replace("{,}", ",")
-    text = SPACE.sub(" ", text)
+    text = SPACE.sub(" ", text.replace("$", " "))
     text = re.sub(r"\\[A-Za-z]+", lambda found: NAMES.get(found[0], found[0]), text)
     text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)", " degrees ", text)
     for _ in range(3):  # \textbf{\text{B}}
         text = FONT.sub(_unwrapped, text)
     text = ORDINAL.sub("", text)
     text = re.sub(r"(?<=\d)\s*%", " percent ", text)
-    text = COMMA.sub(lambda found: found[0].replace(",", ""), text)
+    text = COMMA.sub(_joined, text)
     text = BLANKS.sub(lambda found: found[0].replace(" ", ""), text)
     text = REPEATING.sub(_repeating, text)
     text = re.sub(r"(?<=\d)\s*[x*]\s*10\s*\^", "*10^", text)
     text = MIXED.sub(_mixed, text)
     text = re.sub(r"\s+", " ", text).strip().strip("*`").strip().rstrip(",;").removesuffix(".").strip()
-    return f"{text} dollars" if is_money and re.fullmatch(r"-?[\d.]+", text) else text
+    return f"{text} dollars" if is_money and re.fullmatch(r"-? ?[\d.]+", text) else text
+
+
+def _joined(found: re.Match[str]) -> str:
+    """Without its commas, unless it is what two brackets hold."""
+    before, after = found.string[: found.start()].rstrip(), found.string[found.end() :].lstrip()
+    first, comma, rest = found[0].partition(",")
+    is_held = before.endswith(("(", "[", "\\{")) or after.startswith((")", "]", "\\}"))
+    if is_held and PAIR.fullmatch(comma + rest):
+        return found[0]
+    return first + rest.replace(",", "")
 
 
 def _unwrapped(found: re.Match[str]) -> str:

@@ -12,6 +12,7 @@ Where = Literal["auto", "boxed", "hash", "tags", "phrase", "last_number"]
 
 NOTHING = frozenset({"", "n/a", "nan", "null", "?", "-"})  # no right answer
 LONG_LINE = 200  # characters
+MOST_BOXES = 64  # that are looked at, the last ones
 BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 HASH = re.compile(r"####[ \t]*([^\n]*)")
 TAGS = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
@@ -50,7 +51,7 @@ def after_thinking(response: str) -> str:
 def boxes(text: str) -> Iterator[tuple[int, str]]:
     """(place, content) of each box; boxes side by side ("\\boxed{1} and \\boxed{2}") are one answer."""
     end, place, content = -1, -1, ""
-    for found in BOX.finditer(text):
+    for found in list(BOX.finditer(text))[-MOST_BOXES:]:
         inside, after = _content(text, found.end())
         if content and inside and JOINED.fullmatch(text[end : found.start()]) and found.start() >= end:
             place, content, end = found.start(), f"{content}, {inside}", after

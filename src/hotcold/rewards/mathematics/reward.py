@@ -10,6 +10,7 @@ from hotcold.rewards.dialects import PLAIN, Column
 from hotcold.rewards.mathematics import symbolic
 from hotcold.rewards.mathematics.answers import Answer, Rules, read, same
 from hotcold.rewards.mathematics.clean import clean
+from hotcold.rewards.mathematics.expressions import LONGEST
 from hotcold.rewards.mathematics.extract import Where, answer_of, gold_of
 from hotcold.rewards.mathematics.sums import Refused, TooLarge, Unreadable
 
@@ -49,7 +50,7 @@ def make_math(
 def is_right(gold: str, answer: str | None, rules: Rules = Rules()) -> bool | None:
     """None where the gold answer is in no language that is known here, or the two cannot be compared."""
     right, why = _read(gold, rules)
-    if answer is not None and answer.strip() and clean(answer) == clean(gold):
+    if answer is not None and _is_as_written(gold, answer):
         return True
     if right is None and (isinstance(why, Refused) or not _can_be_parsed(gold)):
         return None
@@ -57,10 +58,21 @@ def is_right(gold: str, answer: str | None, rules: Rules = Rules()) -> bool | No
         return False
     given, why = _read(answer, rules)
     if right is not None and given is not None:
-        return same(right, given, rules)
+        return _same(right, given, rules)
     if given is None and (isinstance(why, Refused) or not symbolic.is_mathematical(answer)):
         return False
     return _by_symbols(gold, answer)
+
+
+def _is_as_written(gold: str, answer: str) -> bool:
+    return max(len(gold), len(answer)) <= LONGEST and clean(answer) == clean(gold) != ""
+
+
+def _same(right: Answer, given: Answer, rules: Rules) -> bool:
+    try:
+        return same(right, given, rules)
+    except Unreadable:  # a product of long sums
+        return False
 
 
 @lru_cache(4096)

@@ -23,16 +23,22 @@ LONGEST = 300  # characters
 DIGITS, POINTS = 60, 6
 CLOSE = 1e-30  # relative
 
-# Towers, powers and factorials of large numbers, and what is evaluated term by term.
+# Powers and factorials of large numbers, towers, and what is evaluated term by term.
 ENDLESS = re.compile(
-    r"\^\s*\{?\s*-?\d{4,}|\d{31,}|\d{4,}\s*\)?\s*!|!\s*!|!\s*\)+\s*!|\^\s*\{[^{}]*\^|\^\s*\(?\d+\)?\s*\^"
+    r"\^\s*\{?\s*-?\d{4,}|\d{31,}|\d{4,}\s*\)?\s*!|!\s*!|!\s*\)+\s*!|\^\s*\(?\d+\)?\s*\^"
     r"|\\(?:sum|prod|int|iint|lim|oint|bigcup|bigcap)(?![A-Za-z])"
 )
-FUNCTIONS = _words(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp lg sqrt pi frac binom infty in cup "
-    "cap left right pm det gcd lcm max min mod begin end pmatrix bmatrix vmatrix matrix and or le ge leq geq lt "
-    "gt"
+EXPONENT = re.compile(r"\^\s*(\{|\(?-?(\d{1,3}))")
+TOWER = re.compile(r"[\d)}]\s*\^")
+MOST_POWER = 10**6  # all exponents multiplied
+COMMANDS = _words(
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt frac dfrac tfrac cfrac binom dbinom "
+    "cdot times div left right pi infty pm mp circ in cup cap emptyset varnothing le ge leq geq lt gt det gcd max min "
+    "begin end text mathrm displaystyle alpha beta gamma delta epsilon theta lambda mu nu rho sigma tau phi varphi psi "
+    "omega Gamma Delta Theta Lambda Sigma Phi Psi Omega"
 )
+PLAIN_WORDS = _words("sin cos tan cot sec csc log ln exp sqrt pi pmatrix bmatrix vmatrix matrix and or")
+SIGNS = re.compile(r"[A-Za-z\d\s+\-*/^_(){}\[\],=<>|!.\\&$]+")
 HINT = re.compile(r"\\[A-Za-z]|[\^!|=<>]|sin|cos|tan|log|ln")
 
 
@@ -42,20 +48,48 @@ def is_installed() -> bool:
 
 def is_mathematical(text: str) -> bool:
     """Whether it is worth a try."""
-    return HINT.search(text) is not None and _is_harmless(text)
+    return HINT.search(text) is not None and _is_known(text)
 
 
-def _is_harmless(text: str) -> bool:
-    """It ends, and the letters of no word are multiplied."""
-    if len(text) > LONGEST or ENDLESS.search(text) or text.count("=") > 1:
+def _is_known(text: str) -> bool:
+    """It ends, and nothing in it could be passed over: a sign, a command, or a word whose letters are multiplied."""
+    if len(text) > LONGEST or not SIGNS.fullmatch(text) or ENDLESS.search(text) or _is_tower(text):
         return False
-    words = re.findall(r"(?<!\\)(?<![A-Za-z\\])[A-Za-z]{3,}", re.sub(r"\\[A-Za-z]+", " ", text))
-    return all(word in FUNCTIONS for word in words) and text.count("{") == text.count("}")
+    if text.count("=") > 1 or text.count("|") % 2 or text.count("{") != text.count("}"):
+        return False
+    if re.search(r"\\\\|&", text) and r"\begin" not in text:
+        return False
+    commands = re.findall(r"\\([A-Za-z]+)", text)
+    words = re.findall(r"[A-Za-z]{3,}", re.sub(r"\\[A-Za-z]+", " ", text))
+    return all(command in COMMANDS for command in commands) and all(word in PLAIN_WORDS for word in words)
+
+
+def _is_tower(text: str) -> bool:
+    power = 1
+    for found in EXPONENT.finditer(text):
+        power *= int(found[2] or 1) or 1
+        if found[1] == "{":
+            inside = _group(text, found.end())
+            first = re.match(r"\s*-?(\d{1,3})", inside)
+            power *= int(first[1]) or 1 if first else 1
+            if TOWER.search(inside):
+                return True
+    return power > MOST_POWER
+
+
+def _group(text: str, start: int) -> str:
+    """Up to the brace that closes the one before `start`."""
+    depth = 1
+    for place in range(start, len(text)):
+        depth += (text[place] == "{") - (text[place] == "}")
+        if depth == 0:
+            return text[start:place]
+    return text[start:]
 
 
 def parsed(text: str) -> Any:
     """A sympy object, or None."""
-    if not _is_harmless(text):
+    if not _is_known(text):
         return None
     from math_verify import LatexExtractionConfig, parse
 
