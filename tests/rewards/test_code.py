@@ -319,7 +319,7 @@ def test_a_machine_without_any_level_says_why(monkeypatch: pytest.MonkeyPatch) -
         raise CannotStart("a sandbox cannot be started here: no kernel.")
 
     monkeypatch.setattr(box.Box, "_start", refused)
-    monkeypatch.setattr(box, "refusal", box.refusal.__wrapped__)
+    monkeypatch.setattr(box, "builder", box.builder.__wrapped__)
     with pytest.raises(InputError, match="cannot be run here") as caught:
         box.best_level.__wrapped__()
     assert "no kernel" in str(caught.value) and len(str(caught.value).splitlines()) <= 5

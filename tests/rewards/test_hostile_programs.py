@@ -1,6 +1,7 @@
 """Programs that want a score without earning it, or harm, at the best level of this machine."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,3 +132,14 @@ def test_a_set_is_printed_in_the_same_order_in_every_sandbox() -> None:
         with Box() as box:
             outputs.add(box.script("print({'a', 'b', 'c', 'd', 'e', 'f'}, hash('a'))").out)
     assert len(outputs) == 1
+
+
+def test_bubblewrap_makes_the_same_sandbox_where_it_is_installed() -> None:
+    if (wrapper := shutil.which("bwrap")) is None:
+        pytest.skip("bubblewrap is not installed")
+    place_secrets()
+    with Boxes(Limits(seconds=DEADLINE), "strong", wrapper=wrapper) as made:
+        assert is_alive(made)
+        for name in ("home", "imports_hotcold", "writes_to_system", "daemon", "shared_memory", "forges_verdict"):
+            assert attack(made, name).is_held, name
+        assert is_alive(made)

@@ -22,7 +22,7 @@ from hotcold.rewards.base import Scorable
 from hotcold.rewards.code_blocks import program_of, same_output
 from hotcold.rewards.code_tests import COLUMNS, Asserts, Call, InputOutput, Test, Unusable, same_value, tests_of
 from hotcold.rewards.dialects import Column, of_items
-from hotcold.sandbox.box import Box, Limits, Lost, Session, parsed
+from hotcold.sandbox.box import FIND, Box, Limits, Lost, Session, parsed
 from hotcold.sandbox.values import decode, encode
 
 SLOTS = os.cpu_count() or 1
@@ -35,6 +35,7 @@ class Boxes:
     limits: Limits
     level: str | None = None
     python: str | None = None
+    wrapper: str | None = FIND
     _free: queue.SimpleQueue[Box] = field(default_factory=queue.SimpleQueue)
 
     @contextmanager
@@ -42,7 +43,7 @@ class Boxes:
         try:
             box = self._free.get_nowait()
         except queue.Empty:
-            box = Box(self.level, self.limits, self.python)
+            box = Box(self.level, self.limits, self.python, self.wrapper)
         try:
             yield box
         except BaseException:

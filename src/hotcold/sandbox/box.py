@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from hotcold.errors import InputError
+from hotcold.sandbox.layout import DEVICES, NAMESPACES, SYSTEM
 
 LEVELS = ("rlimits", "landlock", "namespaces", "strong")  # from weak to strong
+FIND = "find"  # the wrapper that a level needs here
 GRACE = 0.6  # seconds beyond a deadline in which the sandbox may end the program itself
 GRACE_WITHOUT = 3.0  # the same without namespaces, where it must look for what to end, and delete files
 START = 10.0  # seconds that a sandbox may take to start
@@ -28,6 +30,11 @@ COMMAND = (
     "import sys; sys.path.insert(0, sys.argv[1]); from hotcold.sandbox.launch import main; del sys.path[0]; main()"
 )
 LONGEST = 16 * 2**20  # bytes of a message
+OURS = ("hotcold/__init__.py", "hotcold/sandbox")  # gone before a program starts, as /tmp is mounted anew
+WRAPPED = (
+    *("--unshare-user", "--unshare-all", "--uid", "1000", "--gid", "1000", "--cap-add", "ALL", "--as-pid-1"),
+    *("--die-with-parent", "--new-session", "--proc", "/proc", "--tmpfs", "/tmp"),
+)
 
 
 @dataclass(frozen=True)
@@ -61,10 +68,18 @@ class Lost(Exception):
 class Box:
     """One sandbox. Programs run in it one after another; what one leaves behind is gone before the next."""
 
-    def __init__(self, level: str | None = None, limits: Limits | None = None, python: str | None = None) -> None:
+    def __init__(
+        self,
+        level: str | None = None,
+        limits: Limits | None = None,
+        python: str | None = None,
+        wrapper: str | None = FIND,
+    ) -> None:
+        """`wrapper`: bubblewrap's program, which then makes the namespaces; None: we make them."""
         self.level, self.limits = level or best_level(), limits or Limits()
         self._python = python or interpreter()
-        self.has_namespaces = self.level in ("namespaces", "strong")
+        self.has_namespaces = self.level in NAMESPACES
+        self._wrapper = builder(self.level)[0] if wrapper == FIND else wrapper
         self.grace = GRACE if self.has_namespaces else GRACE_WITHOUT
         self._folder: str | None = None
         self._unread = bytearray()
@@ -72,7 +87,7 @@ class Box:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            [self._python, "-P", "-s", "-S", "-c", COMMAND, SOURCES],
+            self._command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -87,7 +102,8 @@ class Box:
         self._unread.clear()
         sizes = {name: getattr(self.limits, name) for name in ("memory", "disk", "output", "processes")}
         try:
-            self._send({"level": self.level, "readable": readable(self._python), **sizes}, START)
+            setup = {"level": self.level, "readable": readable(self._python), "is_wrapped": self._wrapper is not None}
+            self._send({**setup, **sizes}, START)
             answer = self._receive(START)
         except Lost:
             answer = {"refused": "it ended or did not answer"}
@@ -95,6 +111,16 @@ class Box:
         if "ready" not in answer:
             self.close()
             raise CannotStart(f"a sandbox of level {self.level} cannot be started here: {answer.get('refused')}.")
+
+    def _command(self) -> list[str]:
+        python = [self._python, "-P", "-s", "-S", "-c", COMMAND]
+        if self._wrapper is None:
+            return [*python, SOURCES]
+        shown = [path for path in (*SYSTEM, *readable(self._python)) if os.path.exists(path)]
+        binds = [word for path in shown for word in ("--ro-bind", path, path)]
+        devices = [word for path in DEVICES for word in ("--dev-bind", path, path)]
+        ours = [word for name in OURS for word in ("--ro-bind", f"{SOURCES}/{name}", f"/tmp/src/{name}")]
+        return [self._wrapper, *WRAPPED, *binds, *devices, *ours, "--remount-ro", "/", *python, "/tmp/src"]
 
     def close(self) -> None:
         """With all that is in it. In namespaces the kernel does it; else the sandbox itself, and then we."""
@@ -252,11 +278,25 @@ def best_level() -> str:
     )
 
 
-@cache
 def refusal(level: str) -> str | None:
     """Why the level is not there; None: it is."""
+    return builder(level)[1]
+
+
+@cache
+def builder(level: str) -> tuple[str | None, str | None]:
+    """bubblewrap, where that may make namespaces and we may not; and why there is neither."""
+    refused = _tried(level, None)
+    wrapper = shutil.which("bwrap")
+    if refused is None or level not in NAMESPACES or wrapper is None:
+        return None, refused
+    refused_too = _tried(level, wrapper)
+    return (wrapper, None) if refused_too is None else (None, f"{refused} With bubblewrap: {refused_too}")
+
+
+def _tried(level: str, wrapper: str | None) -> str | None:
     try:
-        with Box(level) as box:
+        with Box(level, wrapper=wrapper) as box:
             ended = box.script("import colorsys\nprint('runs')")
     except (CannotStart, OSError) as error:
         return str(error)

@@ -21,14 +21,12 @@ from contextlib import suppress
 from typing import Any
 
 from hotcold.sandbox import kernel, programs
+from hotcold.sandbox.layout import DEVICES, NAMESPACES, SYSTEM
 
-NAMESPACES = ("namespaces", "strong")  # levels that have them
 FIRST_UID = 1_900_000_000  # nobody's: each sandbox of root's gets its own
 SHOWN = 4000  # characters of standard error that are told
 LOOK = 0.05  # seconds between looks at memory
 LINE = 4 * 2**20  # bytes of a line
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 
 
@@ -70,6 +68,9 @@ def enter(setup: dict[str, Any]) -> Box:
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         return Box(setup, uid, tempfile.mkdtemp(prefix="hotcold-sandbox-"))
+    if setup["is_wrapped"]:  # by bubblewrap, which has done the rest
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        return Box(setup, None, "/tmp")
     uid = _new_namespaces(uid)
     if child := os.fork():
         die_with_parent(0)
