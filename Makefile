@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 DEMO ?=
+TEST ?=
 LEARN ?=
 MUTANTS ?=
 
@@ -13,7 +14,7 @@ demo: $(VENV)/.base
 	$(BIN)/hotcold demo $(DEMO)
 
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m pytest tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n 2 $(TEST)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks recipes

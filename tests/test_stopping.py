@@ -109,8 +109,8 @@ def test_a_signal_while_responses_are_scored_saves_the_steps_start(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stops = (
-        "import os, pathlib, signal\n\ndef reward(completion):\n    log = pathlib.Path('calls')\n"
-        "    n = int(log.read_text()) if log.exists() else 0\n    log.write_text(str(n + 1))\n"
+        "import os, pathlib, signal\n\ndef reward(completion):\n    with open('calls', 'ab') as log:\n"
+        "        n = log.tell()\n        log.write(b'x')\n"
         "    if n == 30:\n        os.kill(PARENT, signal.SIGTERM)\n    return float('a' in completion)\n"
     )  # 2 calls at the start, 12 a step: call 30 is in step 3
     (here / "stops.py").write_text(stops.replace("PARENT", str(os.getpid())))
