@@ -24,7 +24,11 @@ FAULTS = (  # of the disk or of the folder, not of what is written: a run can go
 )
 
 
-before: Callable[[str, Path], None] = lambda kind, path: None
+def _nothing(kind: str, path: Path) -> None:
+    """What a run does beside writing."""
+
+
+before: Callable[[str, Path], None] = _nothing
 
 
 def operation(kind: str, path: Path) -> None:

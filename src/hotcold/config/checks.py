@@ -118,7 +118,8 @@ def void_keys(config: Config) -> dict[str, tuple[str, str]]:
 
 def void_worker_keys(config: ScoringSettings) -> dict[str, tuple[str, str]]:
     """Keys about rewards of the user's own, where there are none, and about workers, where there are none."""
-    void = {} if any(map(is_own, config.reward)) else {"reward_dialect": ("reward", "a reward of your own (FILE.py:NAME)")}
+    own = ("reward", "a reward of your own (FILE.py:NAME)")
+    void = {} if any(map(is_own, config.reward)) else {"reward_dialect": own}
     if not any(map(runs_programs, config.reward)):
         void |= {"sandbox.require": ("reward", "reward=code")}
     return void | _without_workers(config)

@@ -200,9 +200,7 @@ def _start(path: Path, config: Config, algorithm: Algorithm) -> Lineup:
 def _bench(config: Config, algorithm: Algorithm, models: Lineup, prompts: int, dims: int, seed: int) -> Bench:
     assert config.tokens_per_microbatch is not None
     parts = parts_of(config, models)
-    settings = UpdateSettings(
-        config.tokens_per_microbatch, {}, config.seed, make_mismatch(config), parts.laying
-    )
+    settings = UpdateSettings(config.tokens_per_microbatch, {}, config.seed, make_mismatch(config), parts.laying)
     sketch = CountSketch(dims, seed)
     return Bench(algorithm, local_engine(parts), parts, settings, make_truncation(config), sketch, prompts)
 
