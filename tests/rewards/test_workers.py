@@ -118,16 +118,16 @@ FAILS = {
     "a list": ("return [1.0]", r"returned \[1.0\] \(list\)", 0),
     "a broken object": ("class A:\n  def __repr__(self): 1 / 0\nreturn A()", "ZeroDivisionError", 0),
     "the pipe": (
-        "for fd in range(3, 20):\n  try: os.write(fd, b'{}\\n')\n  except OSError: pass",
+        "for fd in range(3, 64):\n  try: os.write(fd, b'{}\\n')\n  except OSError: pass",
         "wrote to the pipe of its worker",
         2,
     ),
     "half a line": (
-        "for fd in range(3, 20):\n  try: os.write(fd, b'x')\n  except OSError: pass",
+        "for fd in range(3, 64):\n  try: os.write(fd, b'x')\n  except OSError: pass",
         "wrote to the pipe of its worker",
         2,
     ),
-    "closes the pipe": ("os.closerange(3, 100)\ntime.sleep(1000)", "its process", 2),
+    "closes the pipe": ("os.closerange(3, 200)\ntime.sleep(1000)", "its process", 2),
 }
 
 
