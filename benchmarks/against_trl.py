@@ -172,7 +172,8 @@ class Bench:
         words = ["grpo", f"model={model}", f"data={data}", f"reward={self.reward}", "dtype=fp32", "device=cpu"]
         words += [f"prompts_per_step={PROMPTS}", f"group_size={GROUP}", f"max_tokens={regime.max_tokens}"]
         words += ["learning_rate=1e-5", f"threads={self.a.threads}", f"steps={self.a.steps}", "--json"]
-        return json.loads(self._hotcold("bench", *words))
+        found = json.loads(self._hotcold("bench", *words))
+        return {**found, "model": Path(found["model"]).name}  # where it lies is nobody's business
 
     def theirs(
         self, model: Path, data: Path, regime: Regime, size: int, steps: int, first: Path | None = None

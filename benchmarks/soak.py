@@ -79,7 +79,8 @@ def main() -> int:
     p.add_argument("--out", type=Path, default=None)
     a = p.parse_args()
     date, good = datetime.date.today().isoformat(), True
-    results: dict = {"command": f"python benchmarks/soak.py --steps {a.steps}", "date": date, "hardware": hardware(1)}
+    command = f"python benchmarks/soak.py --steps {a.steps}" + (f" --only {a.only}" if a.only else "")
+    results: dict = {"command": command, "date": date, "hardware": hardware(1)}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         if a.only != "saving":

@@ -20,6 +20,7 @@ LAYERS: list[list[str]] = [
         "assemble",
         "sizing",
         "disk",
+        "same_run",
         "attempt",
         "launch",
         "demo",

@@ -34,6 +34,7 @@ from hotcold.intake import (
 from hotcold.lineup import Lineup, check_keys_have_effect, has_critic, line_up
 from hotcold.models.compute import default_dtype
 from hotcold.models.loading import LoadedModel, load_model
+from hotcold.models.reading import Laying, laying_of
 from hotcold.prompts import PromptOrder
 from hotcold.rewards.base import runs_programs
 from hotcold.rewards.failures import Limits
@@ -76,6 +77,11 @@ class Assembled:
     @property
     def model(self) -> LoadedModel:
         return self.models.policy
+
+    @property
+    def laying(self) -> Laying:
+        """How rows go through the policy."""
+        return laying_of(self.models.reading, self.config.gradient_checkpointing)
 
     @property
     def reward_names(self) -> tuple[str, ...]:

@@ -15,11 +15,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -29,6 +29,8 @@ from torch import Tensor
 from hotcold.errors import InputError
 from hotcold.files import operation, rename, sync
 
+T = TypeVar("T")
+S = TypeVar("S")
 MANIFEST = "MANIFEST.json"
 STEP = re.compile(r"step_(\d+)")
 
@@ -50,7 +52,7 @@ def write_checkpoint(
             operation("write", trainer / f"{stem}.safetensors")
             save_file(group, trainer / f"{stem}.safetensors")
         _write(trainer / "state.json", json.dumps(state, indent=1) + "\n")
-        text = _manifest_text([_entry(partial, path) for path in _files(partial)])
+        text = _manifest_text(_beside_each_other(lambda path: _entry(partial, path), _files(partial)))
         _write(partial / MANIFEST, text)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -75,10 +77,8 @@ def verify(folder: Path) -> str | None:
         return "no manifest"
     except (OSError, ValueError, KeyError, TypeError):
         return "unreadable manifest"
-    for entry in entries:
-        if reason := _what_is_wrong(folder / entry["path"], entry):
-            return f"{entry['path']} {reason}"
-    return None
+    reasons = _beside_each_other(lambda entry: _what_is_wrong(folder / entry["path"], entry), entries)
+    return next((f"{e['path']} {reason}" for e, reason in zip(entries, reasons, strict=True) if reason), None)
 
 
 def newest_checkpoint(checkpoints: Path) -> tuple[Path | None, list[tuple[str, str]]]:
@@ -165,8 +165,13 @@ def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
         head = f"{name} {tensor.dtype} {list(tensor.shape)} "
         return head + hashlib.sha256(tensor.flatten().view(torch.uint8).numpy().data).hexdigest()
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashing lets other threads run
-        return hashlib.sha256("\n".join(pool.map(of, sorted(tensors))).encode()).hexdigest()
+    return hashlib.sha256("\n".join(_beside_each_other(of, sorted(tensors))).encode()).hexdigest()
+
+
+def _beside_each_other(of: Callable[[T], S], values: Iterable[T]) -> list[S]:
+    """Hashing lets other threads run."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(of, values))
 
 
 @contextmanager

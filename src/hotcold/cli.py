@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -19,11 +18,11 @@ import typer
 from hotcold.config import help_texts
 from hotcold.config.sources import read_arguments
 from hotcold.errors import DiskError, InputError, NotAvailableError, did_you_mean, shown
+from hotcold.files import OF_THE_DISK
 from hotcold.stopping import Stopped
 
 VERBS = ("train", "eval", "sample", "verify", "bench", "doctor", "demo")
 LATER_VERBS = ("report", "view", "compare", "export", "import")
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 MAX_LINES = 5  # of an error
 
 # Help is ours (`help_texts`), and KEY=VALUE and --KEY VALUE are read by `config.sources`, not by typer.
@@ -306,7 +305,7 @@ def _unexpected(error: Exception, debug: bool) -> int:
     if isinstance(error, DiskError):
         _complain(str(error.strerror), debug)
         return 75
-    if isinstance(error, OSError) and error.errno in FULL:
+    if isinstance(error, OSError) and error.errno in OF_THE_DISK:
         place = f" ({error.filename})" if error.filename else ""
         _complain(f"{error.strerror}{place}. A run continues from its last checkpoint with resume=FOLDER.", debug)
         return 75

@@ -11,12 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # never of the name that was given
 FAULTS = (  # of the disk or of the folder, not of what is written: a run can go on once they are repaired
-    errno.ENOSPC,
-    errno.EDQUOT,
+    *OF_THE_DISK,
     errno.EFBIG,
-    errno.EROFS,
-    errno.EIO,
     errno.EACCES,
     errno.EPERM,
     errno.ENODEV,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import math
@@ -23,12 +22,11 @@ import torch
 from hotcold.batch import Rollout
 from hotcold.checkpoint import sweep, write_folder
 from hotcold.errors import InputError
-from hotcold.files import append_line, write_text
+from hotcold.files import OF_THE_DISK, append_line, write_text
 from hotcold.sampling.rollout_files import read_about, read_rollouts, write_rollouts
 
 CONFIG = "config.yaml"
 START = {"lock", f".{CONFIG}.partial"}  # all there is of a run that was killed before it had a config
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # faults of the disk, not of the name
 RESULT = "result.json"
 PACKAGES = ("hotcold", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 
@@ -194,7 +192,7 @@ def _make_private(path: Path) -> None:
     except (FileExistsError, NotADirectoryError):
         raise InputError(f"{path} cannot be a folder: a part of it is a file. Choose another name.") from None
     except OSError as error:
-        if error.errno in DISK:
+        if error.errno in OF_THE_DISK:
             raise
         raise InputError(f"{path} cannot be made ({error.strerror}). Choose another place with run=FOLDER.") from None
 

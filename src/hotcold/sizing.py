@@ -23,7 +23,7 @@ from hotcold.engines.local import LocalEngine, Trainee
 from hotcold.errors import InputError, OutOfMemory
 from hotcold.memory import GB, LESS, LiveBytes, as_out_of_memory, free_bytes, held_bytes
 from hotcold.models.chunks import rows_at_once
-from hotcold.models.reading import Laying, laying_of
+from hotcold.models.reading import Laying
 from hotcold.training.collect import ReplayedRollouts
 from hotcold.training.dataset import EncodedDemonstrations
 
@@ -171,7 +171,7 @@ def limit_of(max_memory: float | None, device: str) -> Limit | None:
 def longest_row(ready: Assembled) -> Shape:
     """The longest row that a step can have."""
     config = ready.config
-    shares = laying_of(ready.models.reading, config.gradient_checkpointing) is not Laying.ROWS
+    shares = ready.laying is not Laying.ROWS
     assert config.max_tokens is not None
     if isinstance(ready.source, ReplayedRollouts):
         rows = [row for step in range(1, config.steps + 1) for row in ready.source.recorded(step)]

@@ -24,7 +24,6 @@ from hotcold.config.show import to_yaml
 from hotcold.errors import InputError
 from hotcold.launch import matrix_rate
 from hotcold.memory import record_bytes
-from hotcold.models.reading import laying_of
 from hotcold.models.reference import FrozenReference
 from hotcold.runs import RunFolder
 from hotcold.sampling.replay import ReplayRollouts
@@ -170,7 +169,7 @@ def _setting(ready: Assembled, reads: tuple[str, ...]) -> Setting:
         dtype=config.dtype,
         threads=torch.get_num_threads(),
         recomputes=config.gradient_checkpointing,
-        laying=laying_of(ready.models.reading, config.gradient_checkpointing),
+        laying=ready.laying,
         reads=reads,
         tokens_per_microbatch=config.tokens_per_microbatch or 0,
     )

@@ -16,7 +16,7 @@ from hotcold.doctor.budget import Budget
 from hotcold.engines.base import Engine, Pass, StepResult
 from hotcold.engines.local import LocalEngine, Trainee
 from hotcold.errors import RewardError
-from hotcold.models.reading import Laying, laying_of
+from hotcold.models.reading import Laying
 from hotcold.optim import make_optimizer
 from hotcold.rewards.base import Scorable, Score
 from hotcold.sampling.base import Request, Response
@@ -190,11 +190,7 @@ def num_passes(ready: Assembled) -> int:
 
 
 def shares_prompts(ready: Assembled) -> bool:
-    return laying(ready) is not Laying.ROWS
-
-
-def laying(ready: Assembled) -> Laying:
-    return laying_of(ready.models.reading, ready.config.gradient_checkpointing)
+    return ready.laying is not Laying.ROWS
 
 
 def time_update(ready: Assembled, rows: Sequence[Rollout], budget: Budget, per_token: float) -> UpdateTime | None:
@@ -232,7 +228,7 @@ def _update(ready: Assembled, rows: Sequence[Rollout], engine: TimedEngine) -> U
     batch = batch.select(kept(batch, algorithm))
     if len(batch) < max(objective.minibatches for objective in algorithm.objectives):
         return None
-    settings = UpdateSettings(config.tokens_per_microbatch, {}, config.seed, laying=laying(ready))
+    settings = UpdateSettings(config.tokens_per_microbatch, {}, config.seed, laying=ready.laying)
     number = 1 + max(objective.start for objective in algorithm.objectives)
     engine.seconds = 0.0
     seconds, _ = _timed(

@@ -25,7 +25,7 @@ from hotcold.models.hf import ROW_LAYERS, accepts, position_kwargs
 
 NAME = "hotcold_packed"
 LIKE = 0.6  # a row shorter than this share of its bucket's longest begins another bucket
-OF_NO_EFFECT = frozenset({"position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict"})
+OF_NO_EFFECT = frozenset({"position_ids", "use_cache", "cache", "past_key_values", "output_attentions"})
 
 
 class NotPackable(Exception):
@@ -213,13 +213,15 @@ def _attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """[1, N, heads, size] from query [1, heads, N, size], key and value [1, key heads, N, size]."""
     packed = _rows_of[-1] if _rows_of else None
-    odd = {name for name, value in others.items() if value is not None and name not in OF_NO_EFFECT}
-    if packed is None or attention_mask is not None or dropout or odd - {"is_causal", "cache", "past_key_values"}:
-        raise NotPackable(f"{type(module).__name__}: {sorted(odd) or 'a mask or dropout'}")
+    given = {name for name, value in others.items() if value is not None and value is not False}
+    odd = sorted(given - OF_NO_EFFECT)
+    if packed is None or attention_mask is not None or dropout or is_causal is False or odd:
+        raise NotPackable(f"{type(module).__name__}: {odd or 'a mask or dropout'}")
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return _attend(packed, query, key, value, scaling, sliding_window)
