@@ -83,7 +83,6 @@ WRITTEN: dict[str, tuple[str, tuple[str, ...], str, Any]] = {
     "reward_max_failures": ("grpo", (), "0.1", 0.1),
     "reward_memory": ("grpo", (), "800MB", 0.8),
     "reward_env": ("grpo", (), "[HOME,TERM]", ("HOME", "TERM")),
-    "allow_changed": ("grpo", (), "[data,seed]", ("data", "seed")),
     "watchdog": ("grpo", (), "60", 60.0),
 }
 ELSEWHERE = """
@@ -91,7 +90,7 @@ ELSEWHERE = """
     group_size epochs_per_batch minibatches stop_at learning_rate warmup_steps max_grad_norm optimizer temperature
     max_tokens stop top_p top_k min_p sampler baseline scale_by_std objective weighting clip_low clip_high gamma
     keep_rule threshold fraction start_from eval.data eval.every eval.samples eval.prompts tokens_per_microbatch
-    max_memory device threads run resume save_every keep_checkpoints seed sandbox.require
+    max_memory device threads run resume allow_changed save_every keep_checkpoints seed sandbox.require
 """
 
 

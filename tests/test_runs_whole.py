@@ -126,6 +126,12 @@ def test_what_has_changed_is_listed_and_can_be_allowed_by_name(here: Path, capsy
     assert train("resume=auto", "learning_rate=0.5", "allow_changed=data", steps=3) == 2
     assert train("resume=auto", "learning_rate=0.5", "allow_changed=[learning_rate,data]", steps=3) == 0
     assert [row["learning_rate"] for row in metrics("runs/one")][2] == 0.5
+    assert train("resume=auto", "learning_rate=0.5", "allow_changed=lerning_rate", steps=4) == 2
+    assert 'Did you mean "learning_rate"?' in capsys.readouterr().err
+    assert hotcold("train", "resume=runs/one", "learning_rate=0.25", "steps=4") == 2  # allowed once, not for ever
+    assert "learning_rate: 0.5 then, 0.25 now" in capsys.readouterr().err
+    assert train("allow_changed=data", run="runs/two", steps=1) == 2
+    assert "resume" in capsys.readouterr().err and not Path("runs/two").exists()
 
 
 def test_a_disk_without_room_for_what_is_kept_is_refused_before_the_start(

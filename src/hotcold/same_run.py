@@ -11,7 +11,7 @@ from hotcold.checkpoint import read_state
 from hotcold.config.keys import WORKERS
 from hotcold.config.schema import Config
 from hotcold.config.show import flat_values
-from hotcold.errors import InputError
+from hotcold.errors import InputError, did_you_mean
 from hotcold.training.console import near
 from hotcold.training.loop import Progress
 
@@ -60,6 +60,12 @@ def _as_text(value: Any) -> str:
 
 def check_same_run(state: dict[str, Any], ready: Assembled) -> None:
     """A run continues with the data and the algorithm that it began with, except where somebody says otherwise."""
+    known = sorted({"data", "model", "reference", *state["identity"], *identity(ready.config)})
+    for name in ready.config.allow_changed:
+        if name not in known:
+            raise InputError(
+                f"allow_changed={name} is no key in which a continued run could be refused.{did_you_mean(name, known)}"
+            )
     changed = {key: text for key, text in changes(state, ready).items() if key not in ready.config.allow_changed}
     if changed:
         raise InputError(

@@ -111,6 +111,8 @@ def void_keys(config: Config) -> dict[str, tuple[str, str]]:
     if config.mismatch.mode != "mask":
         void |= dict.fromkeys(("mismatch.low", "mismatch.high"), ("mismatch.mode", "mismatch=mask"))
     void |= void_worker_keys(config)
+    if config.resume == "no":
+        void["allow_changed"] = ("resume", "resume=auto or resume=FOLDER")
     if config.truncated != "penalty":
         void |= dict.fromkeys(("overlong.buffer", "overlong.penalty"), ("truncated", "truncated=penalty"))
     return void

@@ -326,7 +326,11 @@ def _recipe_of_run(keys: Keys) -> Keys:
     if "algorithm" in keys or not isinstance(folder, str) or folder in ("no", "auto"):
         return {}
     check_run_folder(folder)
-    return {key: given for key, given in read_recipe(f"{folder}/config.yaml").items() if key != "run"}
+    path = f"{folder}/config.yaml"
+    found = {key: given for key, given in read_recipe(path).items() if key != "run"}
+    if "algorithm" not in found:
+        raise InputError(f"{path} names no algorithm: it is not the configuration of a run.")
+    return found
 
 
 def eval_config(tokens: Sequence[str]) -> EvalConfig:

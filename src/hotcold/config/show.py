@@ -36,17 +36,20 @@ def keys_of(config: Settings) -> dict[str, tuple[Key, ...]]:
     return TRAIN_KEYS if isinstance(config, Config) else EVAL_KEYS if isinstance(config, EvalConfig) else SAMPLE_KEYS
 
 
+OF_ONE_START = ("resume", "allow_changed")
+
+
 def resolved(config: Settings) -> dict[str, Any]:
     """Plain nested values, as in config.yaml, which `hotcold train` accepts back.
 
-    `resume` is left out: it says how this start was made, not what the run is.
+    What says how this start was made, not what the run is, is left out.
     """
     nested: dict[str, Any] = {}
     for key, value in flat_values(config).items():
         outer, _, inner = key.partition(".")
         if inner:
             nested.setdefault(outer, {})[inner] = _plain(value)
-        elif key != "resume":
+        elif key not in OF_ONE_START:
             nested[key] = _plain(value)
     return nested
 
